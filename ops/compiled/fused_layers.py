@@ -22,7 +22,7 @@ from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option
 from flowmx.ops.registry.traits import BatchParts, BatchWise
 
-Then = Literal["", "relu", "sigmoid", "tanh", "leaky", "clip"]
+Then = Literal["", "relu", "sigmoid", "tanh", "swish", "leaky", "clip"]
 
 
 class LayerInputs(NamedTuple):
@@ -46,6 +46,7 @@ class Fused(Operator, hidden=True):
     scaled: bool = option(False, "Multiply by the scale.")
     added: bool = option(False, "Add the addend.")
     packed: bool = option(False, "The weight is packed.")
+    panels: bool = option(False, "It is packed in panels of outputs, for a compiled loop.")
     then: Then = option("", "The activation at the end.")
     slope: float = option(0.25, "Slope below 0, for leaky.")
     top: float = option(0.0, "Upper bound of clip; the lower bound is 0.")
@@ -118,21 +119,25 @@ class Fused(Operator, hidden=True):
         super().forward(run, [parts.data, weight, parts.bias], outputs)
         if self.added:
             xp.add(out, addend, out=out)
-        if self.then:
+        if self.then == "swish":
+            gate = xp.empty_like(out)
+            self.activation().forward(run, [out], [gate])
+            xp.multiply(out, gate, out=out)
+        elif self.then:
             self.activation().forward(run, [out], [out])
 
     @property
     def edge(self) -> float:
-        """The parameter of the activation: the slope of leaky, the upper bound of clip; otherwise 0."""
-        return float({"leaky": self.slope, "clip": self.top}.get(self.then, 0.0))
+        """The parameter of the activation: the slope of leaky, the upper bound of clip, 1 for swish; otherwise 0."""
+        return float({"leaky": self.slope, "clip": self.top, "swish": 1.0}.get(self.then, 0.0))
 
     def activation(self) -> Operator:
-        """Return the operator that computes the activation."""
+        """Return the operator that computes the activation; for swish, the factor of its argument."""
         if self.then == "leaky":
             return LeakyReLU.create(slope=self.slope)
         if self.then == "clip":
             return Clip.create(a_min=0, a_max=self.top)
-        return Activation.create(act_type=self.then)
+        return Activation.create(act_type="sigmoid" if self.then == "swish" else self.then)
 
 
 def scaled_weight(weight: Array, *scale: Array) -> Array:

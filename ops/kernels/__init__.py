@@ -64,16 +64,16 @@ def computes(device_type: str, op: Operator, dtype: DType) -> bool:
 
 def fastest_form(device_type: str, layer: Operator, data: Shape, dtype: DType) -> Operator:
     """Return a layer with packed weight and the fastest algorithm for data of a shape, which may be measured now."""
-    from flowmx.ops.compiled.fused_layers import FusedConvolution
+    from flowmx.ops.compiled.fused_layers import FusedConvolution, FusedFullyConnected
 
-    if device_type != "cpu" or type(layer) is not FusedConvolution:
+    if device_type != "cpu" or type(layer) not in (FusedConvolution, FusedFullyConnected):
         return layer
-    from flowmx.ops.kernels.onednn.forms import winograd_side
+    from flowmx.ops.kernels.onednn.forms import form_of
 
-    side = winograd_side(layer, data, dtype)
-    if not side:
+    form = form_of(layer, data, dtype)
+    if not form:
         return layer
-    return FusedConvolution.create(**{**{name: getattr(layer, name) for name in layer.attributes()}, "winograd": side})
+    return type(layer).create(**{name: getattr(layer, name) for name in layer.attributes()}, **form)
 
 
 def weight_of_link(device_type: str, op: Operator, dtype: DType, count: int) -> int | None:

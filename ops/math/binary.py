@@ -380,6 +380,8 @@ for _row in TABLE:
 
 SUMS = (lookup("elemwise_add"), lookup("broadcast_add"))
 """The operators that add two arrays."""
+PRODUCTS = (lookup("elemwise_mul"), lookup("broadcast_mul"))
+"""The operators that multiply two arrays."""
 
 
 _SMOOTH_L1 = ArrayFormula(smooth_l1)

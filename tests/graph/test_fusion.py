@@ -147,6 +147,26 @@ def test_bias_residual_and_activation_go_into_a_layer(monkeypatch, kind, then):
 
 
 @pytest.mark.parametrize("kind", ["Convolution", "FullyConnected"])
+def test_swish_of_few_numbers_goes_into_a_layer(monkeypatch, kind):
+    def predict(shape, is_read_elsewhere=False):
+        x = layer(kind, mx.sym.Variable("data"))
+        net = mx.sym.sigmoid(x) * x
+        net = mx.sym.Group([net, x + 1]) if is_read_elsewhere else net
+        bound, rng = net.simple_bind(mx.cpu(), grad_req="null", data=shape), np.random.default_rng(0)
+        for name in sorted(bound.arg_dict):
+            bound.arg_dict[name][:] = rng.standard_normal(bound.arg_dict[name].shape)
+        return bound.forward()[0].asnumpy(), [getattr(node.op, "then", "") for node in bound.plan.forward]
+
+    few, many = (1, 4, 4, 16), (4, 4, 32, 32)
+    (result, steps), (large_result, large_steps), (_, other_steps) = predict(few), predict(many), predict(few, True)
+    assert steps == ["swish"]
+    assert "swish" not in large_steps + other_steps
+    plainly(monkeypatch)
+    np.testing.assert_allclose(result, predict(few)[0], rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(large_result, predict(many)[0], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["Convolution", "FullyConnected"])
 def test_a_residual_goes_into_a_layer_without_a_bias(monkeypatch, kind):
     data, shape = mx.sym.Variable("data"), (2, 8, 16, 64)
     net = mx.sym.sin(data) + layer(kind, data, no_bias=True)

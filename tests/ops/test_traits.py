@@ -26,7 +26,7 @@ NAMED = {
         "what MXNet's list_loss_output_functions answers",
     ),
     "graph/passes/fold_batch_norm.py": ({"relu"}, "an activation's name, which layers take as a parameter"),
-    "graph/passes/fuse.py": ({"relu", "clip"}, "likewise"),
+    "graph/passes/fuse.py": ({"relu", "clip", "sigmoid"}, "likewise"),
     "graph/passes/pooling_indices.py": ({"max"}, "a kind of pooling"),
     "graph/storage_types.py": (
         {

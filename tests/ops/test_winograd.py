@@ -83,7 +83,7 @@ def test_sizes(monkeypatch, side, pad, size):
 
 
 @pytest.mark.parametrize("side", [2, 4])
-@pytest.mark.parametrize("then", ["", "relu", "leaky", "clip"])
+@pytest.mark.parametrize("then", ["", "relu", "leaky", "clip", "swish"])
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("added", [False, True])
 def test_epilogues(monkeypatch, side, then, norm, added):
@@ -96,6 +96,7 @@ def test_epilogues(monkeypatch, side, then, norm, added):
         "relu": lambda: mx.sym.relu(x),
         "leaky": lambda: mx.sym.LeakyReLU(x, act_type="leaky", slope=0.1),
         "clip": lambda: mx.sym.clip(x, a_min=0, a_max=6),
+        "swish": lambda: x * mx.sym.sigmoid(x),
     }[then]()
     compare(monkeypatch, net=x, side=side, data=(2, 16, 10, 7))
 

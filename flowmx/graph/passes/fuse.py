@@ -11,6 +11,7 @@ into the later layer.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -29,7 +30,7 @@ from flowmx.ops.compiled.fused_layers import (
     WideDeconvolutionWeight,
     WideFullyConnectedWeight,
 )
-from flowmx.ops.math.binary import SUMS
+from flowmx.ops.math.binary import PRODUCTS, SUMS
 from flowmx.ops.math.select import Clip
 from flowmx.ops.nn.activation import Activation, LeakyReLU
 from flowmx.ops.nn.common import non_defaults
@@ -53,6 +54,12 @@ _FLOAT32_OPERATORS: dict[type, type[Operator]] = {
 }
 """For the gradient of each layer's weight, the operator that computes it in float32."""
 _ACTIVATIONS = Fused.parameters["then"].choices
+MAX_SWISH = 1 << 13
+"""The maximum number of elements of a layer's output for a swish in the layer."""
+
+
+Readers = dict[Entry, list[Node]]
+"""The nodes that read an entry, in order."""
 
 
 @dataclass
@@ -150,7 +157,10 @@ def fused_operator(layer: Node, **changes: Any) -> Operator:
 def _groups(rewriter: Rewriter, dtypes: Collection[DType]) -> dict[Node, _Group]:
     """Return groups of nodes to fuse, by their last node; later layers choose first."""
     layers = [node for node in reversed(rewriter.nodes) if type(node.op) in FUSED]
-    readers = {entry: node for node in rewriter.nodes for entry in node.inputs} if layers else {}
+    readers: Readers = defaultdict(list)
+    for node in rewriter.nodes if layers else ():
+        for entry in dict.fromkeys(node.inputs):
+            readers[entry].append(node)
     members: set[Node] = set()
     groups = {}
     for node in layers:
@@ -162,12 +172,12 @@ def _groups(rewriter: Rewriter, dtypes: Collection[DType]) -> dict[Node, _Group]
     return groups
 
 
-def _group_of(rewriter: Rewriter, layer: Node, readers: dict[Entry, Node], members: set[Node]) -> _Group:
+def _group_of(rewriter: Rewriter, layer: Node, readers: Readers, members: set[Node]) -> _Group:
     """Return a layer with all operators that can be fused into it."""
     group = _Group(layer, then=getattr(layer.op, "then", ""))
     end = Entry(layer, 0)
-    while rewriter.uses.get(end) == 1 and end in readers and not group.then:
-        user = readers[end]
+    while rewriter.uses.get(end) == 1 and readers[end] and not group.then:
+        user = readers[end][0]
         is_near = rewriter.graph.context(user) is rewriter.graph.context(layer)
         if (
             not is_near
@@ -177,7 +187,26 @@ def _group_of(rewriter: Rewriter, layer: Node, readers: dict[Entry, Node], membe
             break
         group.members.append(user)
         end = Entry(user, 0)
+    if not group.then and (swish := _swish_of(rewriter, end, readers)) and not members.intersection(swish):
+        group.members += swish
+        group.then = "swish"
     return group
+
+
+def _swish_of(rewriter: Rewriter, x: Entry, readers: Readers) -> list[Node]:
+    """Return the sigmoid and the product that compute ``x * sigmoid(x)`` for few numbers.
+
+    The list is empty for more numbers, which a loop computes faster, and if others read the values.
+    """
+    users, graph = readers[x], rewriter.graph
+    gates = [user for user in users if activation_of(user) == "sigmoid"]
+    if len(users) != 2 or len(gates) != 1 or rewriter.uses.get(x) != 2 or prod(rewriter.shapes[x]) > MAX_SWISH:
+        return []
+    gate = Entry(gates[0], 0)
+    product = users[users[0] is gates[0]]
+    is_swish = isinstance(product.op, PRODUCTS) and set(product.inputs) == {x, gate} and rewriter.uses[gate] == 1
+    is_near = graph.context(x.node) is graph.context(gate.node) is graph.context(product)
+    return [gates[0], product] if is_swish and is_near else []
 
 
 def _fuse_activation(group: _Group, user: Node) -> bool:

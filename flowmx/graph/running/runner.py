@@ -94,9 +94,10 @@ class Runner:
         return Part(Run(device, self._train, self._memo), self._where, once, steps, launcher)
 
     def _is_planned(self, array: Array) -> bool:
-        """Return whether an array is in an arena, so that its layout is that of the plan."""
+        """Return whether an array is in an arena or is computed once, so that its layout is that of the plan."""
         memories = [memory for memory in self._arena_memory.values() if memory is not None]
-        return any(array.base is memory or array.base is memory.base for memory in memories)
+        is_in_arena = any(array.base is memory or array.base is memory.base for memory in memories)
+        return is_in_arena or any(array is output for step in self.once for output in step.outputs)
 
     def _flops(self, step: Step) -> int:
         """Return the number of floating-point operations of a step; an ending has none."""

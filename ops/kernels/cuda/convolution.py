@@ -138,6 +138,8 @@ def _activate(x: Expr, then: str, edge: float) -> Expr:
         return where(x < 0.0, x * number(edge), x)
     if then == "clip":
         return where(x < 0.0, 0.0, where(x > number(edge), number(edge), x))
+    if then == "swish":
+        return x * math_functions.sigmoid(x)
     return x if not then else math_functions.sigmoid(x) if then == "sigmoid" else math_functions.tanh(x)
 
 

@@ -19,15 +19,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flowmx.ops.formulas.expressions import placeholder
 from flowmx.ops.kernels.llvm.assembly import Code, Value
 from flowmx.ops.kernels.llvm.background_compilation import Program
+from flowmx.ops.kernels.llvm.lowering import lower
+from flowmx.ops.kernels.llvm.math_functions import sigmoid
 from flowmx.ops.registry.operators import Array
 
 TAPS = 3
 """The length of the filters."""
 PAIRS: dict[int, tuple[float, ...]] = {2: (1.0,), 4: (0.75, 1.5)}
 """For each side of output tiles, the positive points."""
-ACTIVATIONS = ("", "relu", "leaky", "clip")
+ACTIVATIONS = ("", "relu", "leaky", "clip", "swish")
 LANES = 16
 """Channels are processed in groups of this many."""
 
@@ -239,6 +242,9 @@ def _write_outer(side: int, then: str, has_bias: bool, has_addend: bool, feature
 def _activate(code: Code, then: str, edge: Value, value: Value) -> Value:
     if not then:
         return value
+    if then == "swish":
+        x = placeholder(0)
+        return lower(code, [x * sigmoid(x)], {x: value})[0]
     zero = code.constant(0.0)
     low = code.binary("fmul", edge, value) if then == "leaky" else zero
     value = code.choose(code.compare("ogt", value, zero), value, low)

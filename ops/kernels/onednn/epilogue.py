@@ -14,6 +14,7 @@ _ACTIVATIONS = {
     "leaky": Alg.ELTWISE_RELU,
     "sigmoid": Alg.ELTWISE_LOGISTIC,
     "tanh": Alg.ELTWISE_TANH,
+    "swish": Alg.ELTWISE_SWISH,
     "clip": Alg.ELTWISE_CLIP,
 }
 """Activations that oneDNN computes exactly up to rounding (unlike softrelu, elu and gelu near and far below 0)."""
@@ -25,7 +26,7 @@ class Epilogue(NamedTuple):
     Attributes:
         has_bias, has_scale, has_addend, activation: the operations, as in
             :class:`flowmx.ops.compiled.fused_layers.Fused`.
-        slope: the slope of the activation below 0; for clip, the upper bound.
+        slope: the slope of the activation below 0; for clip, the upper bound; for swish, the factor in its sigmoid.
         vector_type: the element type of bias and scale.
         mask: for int8 layers, whose scale is part of the product: a bit mask of the weight's axes along which the
             scale varies.

@@ -17,13 +17,16 @@ from typing import Any
 import numpy as np
 
 from flowmx import disk_cache, settings
+from flowmx.ops.kernels.llvm.matrix_product import PANEL
 from flowmx.ops.kernels.llvm.winograd import ACTIVATIONS, PAIRS, TAPS, inner_program
 from flowmx.ops.kernels.onednn.convolution import Forward
-from flowmx.ops.kernels.onednn.epilogue import Epilogue
+from flowmx.ops.kernels.onednn.epilogue import Epilogue, epilogue_of
 from flowmx.ops.kernels.onednn.layouts import TYPES, Array, channels_last_strides, dense, pointer
 from flowmx.ops.kernels.onednn.library import library
+from flowmx.ops.kernels.onednn.panels import supports
 from flowmx.ops.kernels.onednn.winograd import Winograd, filters_layout, fits
 from flowmx.ops.kernels.onednn.work import Work, call_all, first_line, plan
+from flowmx.ops.nn.convolution import Convolution
 from flowmx.ops.registry.dtypes import DType as NumPyType
 from flowmx.ops.registry.operators import Shape
 
@@ -40,8 +43,48 @@ _ROUNDS = 3
 _GAIN = 0.95
 """The time of another algorithm than the direct one is at most this share."""
 _USUALLY_FASTER = 4
+_PANEL_WEIGHTS = 1 << 17
+"""The fewest weights of a layer that the compiled product computes: half a megabyte."""
+_PADDED_SHARE = 16
+"""The missing outputs of its last panel are at most this part of the outputs."""
+_PANEL_POSITIONS = 1 << 10
+"""The maximum number of positions of a convolution for it."""
 
 _sides: dict[Any, int] = {}
+
+
+def form_of(op: Any, data: Shape, dtype: NumPyType) -> dict[str, Any]:
+    """Return the parameters of a layer with packed weight that select its algorithm; none for oneDNN's.
+
+    Args:
+        op: the fused convolution or product.
+        data: the shape of its data.
+        dtype: its element type.
+    """
+    if dtype not in TYPES or 0 in data or library() is None:
+        return {}
+    if _is_by_panels(op, data) and supports(TYPES[dtype], epilogue_of(op)._replace(has_scale=False)):
+        return {"panels": True}
+    side = winograd_side(op, data, dtype) if isinstance(op, Convolution) else 0
+    return {"winograd": side} if side else {}
+
+
+def _is_by_panels(op: Any, data: Shape) -> bool:
+    """Return whether a layer is a product for which the compiled loop is usually faster.
+
+    That is if it reads so many weights that it would wait for memory, but not if it would compute many outputs that
+    do not exist, or if oneDNN reads the weights from memory rarely, since a convolution has many positions.
+    """
+    outputs, inputs = op.weight_shape(data)[:2]
+    rows, padded = prod(data) // inputs, -(-outputs // PANEL) * PANEL
+    if rows == 1 or outputs * inputs < _PANEL_WEIGHTS or padded - outputs > outputs // _PADDED_SHARE:
+        return False
+    if not isinstance(op, Convolution):
+        return True
+    windows = op.geometry
+    ones = (1,) * len(windows.kernel)
+    is_matrix = windows.kernel == ones == windows.stride and not any(windows.pad) and windows.groups == 1
+    return is_matrix and rows <= _PANEL_POSITIONS
 
 
 def winograd_side(op: Any, data: Shape, dtype: NumPyType) -> int:

@@ -27,6 +27,7 @@ from flowmx.ops.kernels.onednn.layouts import (
     Desc,
     Geometry,
     c_strides,
+    channels_last,
     dense,
     dense_vectors,
     plain,
@@ -34,6 +35,7 @@ from flowmx.ops.kernels.onednn.layouts import (
 )
 from flowmx.ops.kernels.onednn.library import DType
 from flowmx.ops.kernels.onednn.matmul import SMALL_BY_VECTOR, FullyConnect, Gradient, packed_matrix, transposed
+from flowmx.ops.kernels.onednn.panels import PackPanels, PanelProduct, packed_length
 from flowmx.ops.kernels.onednn.primitives import Call, Reorder
 from flowmx.ops.kernels.onednn.vector import MAX_ROWS, ConnectVectors
 from flowmx.ops.kernels.onednn.winograd import TransformFilters, Winograd
@@ -57,6 +59,8 @@ def _convolution(op: Any, inputs: Geometries, outputs: Geometries) -> Work | Non
         return None
     weight = dense(op.weight_shape(inputs[0].shape), inputs[1].dtype) if packed else inputs[1]
     addend = inputs[-1] if ends.has_addend else None
+    if packed and op.panels:
+        return plan(PanelProduct, inputs[0], outputs[0], weight.shape[:2], ends, addend, channels_last)
     if packed and op.winograd:
         return plan(Winograd, op.geometry, inputs[0], outputs[0], ends, addend, op.winograd)
     return plan(Forward, op.geometry, inputs[0], weight, outputs[0], ends, addend, packed)
@@ -108,6 +112,8 @@ def _connect(op: Any, inputs: Geometries, outputs: Geometries) -> Work | None:
     if not (_is_dense(out) and dense_vectors(rest[: len(rest) - ends.has_addend])):
         return None
     addend = rest[-1] if ends.has_addend else None
+    if packed and op.panels:
+        return plan(PanelProduct, data, out, weight.shape, ends, addend, plain)
     is_matrix = (
         not whole and _is_dense(weight) and not packed and all(each.dtype == DType.F32 for each in (*inputs, *outputs))
     )
@@ -172,6 +178,8 @@ def _matrix_layout(op: Any, data: Shape, dtype: DType) -> Desc | None:
 
 
 def _pack_filters(op: Any, inputs: Geometries, outputs: Geometries) -> Work | None:
+    if op.panels:
+        return _pack_panels(op, inputs)
     if op.winograd:
         return plan(TransformFilters, inputs[0], op.winograd, *_scale(op, inputs))
     layout = _filters_layout(op, op.data_shape, inputs[0].dtype)
@@ -179,7 +187,15 @@ def _pack_filters(op: Any, inputs: Geometries, outputs: Geometries) -> Work | No
     return None if layout is None else Pack(grouped(op.geometry, inputs[0]), layout, mask, *_scale(op, inputs))
 
 
+def _pack_panels(op: Any, inputs: Geometries) -> Work | None:
+    shape = inputs[0].shape[:2]
+    is_plain = inputs[0] == dense(inputs[0].shape) and dense_vectors(inputs[1:])
+    return plan(PackPanels, shape, op.scaled) if is_plain else None
+
+
 def _pack_matrix(op: Any, inputs: Geometries, outputs: Geometries) -> Work | None:
+    if op.panels:
+        return _pack_panels(op, inputs)
     layout = _matrix_layout(op, op.data_shape, inputs[0].dtype)
     return None if layout is None else Pack(transposed(inputs[0]), layout, 2, *_scale(op, inputs))
 
@@ -194,6 +210,8 @@ def _size(find_layout: Callable[[Any, Shape, DType], Desc | None]) -> PackedSize
     @lru_cache(KEPT)
     def size(op: Any, data: Shape, dtype: NumPyType) -> int | None:
         kind = TYPES[dtype]
+        if op.panels:
+            return packed_length(*op.weight_shape(data)[:2])
         layout = find_layout(op, data, kind)
         is_same = layout is None or layout == plain(op.weight_shape(data), kind)
         return None if layout is None or is_same else -(-layout.nbytes // kind.nbytes)

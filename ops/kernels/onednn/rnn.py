@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowmx.ops.compiled.packed_rnn import PackedRNN, PackRNN
+from flowmx.ops.kernels.onednn import panel_lstm
 from flowmx.ops.kernels.onednn.layouts import (
     TYPES,
     Array,
@@ -235,12 +236,29 @@ class _Weights(Work):
 def packed_size(op: RNN, data: Shape, dtype: NumPyType) -> int | None:
     """Return the bytes of packed parameters for data of a shape and dtype; None if the forward must run."""
     form = _form(op, data, TYPES[dtype])
+    if form is not None and _is_by_panels(form):
+        return form.dtype.nbytes * panel_lstm.packed_length(form.layout, data[2])
     places = None if form is None else _places(form)
     return None if places is None else places.size
 
 
+def _is_by_panels(form: Form) -> bool:
+    """Return whether compiled loops compute the layers."""
+    return form.mode == "lstm" and panel_lstm.supports(form.layout, form.dtype)
+
+
+def _work(form: Form) -> Work | None:
+    """Return the computation of layers; None if oneDNN does not support them."""
+    if _is_by_panels(form):
+        return plan(panel_lstm.Layers, form.layout, form.data)
+    return plan(Layers, form)
+
+
 def pack(op: RNN, form: Form, vector: Array, packed: Array) -> None:
     """Pack a vector of parameters for layers of a form."""
+    if _is_by_panels(form):
+        panel_lstm.pack(form.layout, vector, form.data[2], packed.view(np.float32))
+        return
     places = _places(form)
     assert places is not None
     for layer, (sides, where) in enumerate(zip(op.layout.unpack(vector, form.data[2]), places.parts, strict=True)):
@@ -270,7 +288,7 @@ class _RNNKernel(Kernel):
     def compute(self, op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         data, packed, *states = map(np.ascontiguousarray, inputs)
         form = _form(op, data.shape, TYPES[data.dtype])
-        work = None if form is None or packed_size(op, data.shape, data.dtype) != packed.size else plan(Layers, form)
+        work = None if form is None or packed_size(op, data.shape, data.dtype) != packed.size else _work(form)
         if work is None:
             raise OneDNNError(f"oneDNN: {op.name} cannot read the parameters that were packed for it")
         compute(run, work, data, packed, states, [data.dtype, FLOAT32], outputs)

@@ -6,17 +6,13 @@ of them in one call. Data is processed some rows of tiles at a time, so that the
 
 from __future__ import annotations
 
-import ctypes
-import struct
-from collections.abc import Callable, Sequence
 from functools import cache
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from flowmx.ops.kernels.llvm import team, winograd
-from flowmx.ops.kernels.llvm.background_compilation import Program
+from flowmx.ops.kernels.llvm import winograd
 from flowmx.ops.kernels.llvm.winograd import ACTIVATIONS, LANES, TAPS
 from flowmx.ops.kernels.onednn.epilogue import Epilogue
 from flowmx.ops.kernels.onednn.layouts import (
@@ -32,83 +28,16 @@ from flowmx.ops.kernels.onednn.layouts import (
     strided,
 )
 from flowmx.ops.kernels.onednn.library import Arg, DType, Query, Unsupported
+from flowmx.ops.kernels.onednn.loops import ProgramLoop, activated, array_at
 from flowmx.ops.kernels.onednn.primitives import Call, Primitive, Reorder, Room, attributes
 from flowmx.ops.kernels.onednn.work import Operand, Work, moving, multiplying
-from flowmx.ops.kernels.recording import Recording, refuse
+from flowmx.ops.kernels.recording import Recording
 from flowmx.ops.nn.windows import Geometry as Windows
 
 _PART_BYTES = 6 << 20
 """Bytes of transformed tiles that are made at a time."""
 _USUAL_TILES = 64
 """The number of tiles for which oneDNN chooses the layout of filters."""
-
-Words = tuple[int | float, ...]
-
-
-class TileLoop:
-    """A substitute for a primitive: a compiled loop over tiles, whose last words are the addresses of its arrays.
-
-    Args:
-        program: the function.
-        tasks: the number of tasks.
-        words: its words before the addresses.
-        threads: the number of threads.
-        fallback: computes the same from the addresses while the function is not compiled.
-    """
-
-    def __init__(
-        self, program: Program, tasks: int, words: Words, threads: int, fallback: Callable[..., None]
-    ) -> None:  # fmt: skip
-        self.program = program
-        self.threads = threads
-        self.fallback = fallback
-        self.head = struct.pack("2q", 0, tasks)
-        self.head += b"".join(struct.pack("d" if isinstance(word, float) else "q", word) for word in words)
-
-    def at(self, *addresses: int) -> Call:
-        """Return a call on arrays at these addresses."""
-        return self, addresses
-
-    def call(self, addresses: tuple[int, ...]) -> BoundTileLoop:
-        """Return a separate call that can run repeatedly."""
-        call = BoundTileLoop(self)
-        call.point(addresses)
-        return call
-
-    def run(self, addresses: tuple[int, ...]) -> None:
-        """Run once."""
-        self.call(addresses)()
-
-
-class BoundTileLoop:
-    """A loop bound to arrays.
-
-    Attributes:
-        of: the loop.
-        addresses: the addresses of the arrays.
-    """
-
-    def __init__(self, of: TileLoop) -> None:
-        self.of = of
-        self.addresses: tuple[int, ...] = ()
-
-    def point(self, addresses: tuple[int, ...]) -> None:
-        """Set the addresses of the arrays."""
-        self.addresses = addresses
-        self._words = self.of.head + struct.pack(f"{len(addresses)}q", *addresses)
-
-    def __call__(self) -> None:
-        of = self.of
-        function = of.program.get()
-        if function is None:
-            refuse()
-            of.fallback(*self.addresses)
-        else:
-            # The function counts tasks in the words, so each call gets a copy.
-            team.run(function, bytes(bytearray(self._words)), of.threads, addresses=self.addresses)
-
-    def record(self, recording: Recording, threads: int) -> None:
-        """Do nothing: the loop adds its call when it runs."""
 
 
 class Products(Primitive):
@@ -174,8 +103,8 @@ class Winograd(Work):
                 for size in sizes
             ]
             numpy, edge = _Fallback(self, first), float(ends.slope)
-            before = TileLoop(inner, self._rows, (*words[0], *windows.pad), self.threads, numpy.transform_data)
-            after = TileLoop(outer, self._rows, (*words[1], edge), self.threads, numpy.transform_products)
+            before = ProgramLoop(inner, self._rows, (*words[0], *windows.pad), self.threads, numpy.transform_data)
+            after = ProgramLoop(outer, self._rows, (*words[1], edge), self.threads, numpy.transform_products)
             self._parts.append((before, after))
 
     @staticmethod
@@ -227,14 +156,14 @@ class _Fallback:
         every = np.lib.stride_tricks.sliding_window_view(padded, (reach, reach), (1, 2))[:, ::side, ::side]
         part = every.reshape(batch * tile_rows, tiles, channels, reach, reach)[self._first : self._first + rows]
         inner = winograd.matrices(side).inner.astype(np.float32)
-        factors = _at(left, (reach, reach, rows, tiles, channels))
+        factors = array_at(left, (reach, reach, rows, tiles, channels))
         np.einsum("ia,rtcab,jb->ijrtc", inner, part, inner, out=factors, optimize=True)
 
     def transform_products(self, right: int, out: int, bias: int = 0) -> None:
         _, _, shape, ends, side = self._geometry
         rows, tile_rows, tiles = self._tiles
         filters, reach = shape[1], side + TAPS - 1
-        image, products = _image(out, shape), _at(right, (reach, reach, rows, tiles, filters))
+        image, products = _image(out, shape), array_at(right, (reach, reach, rows, tiles, filters))
         outer = winograd.matrices(side).outer.astype(np.float32)
         strips = np.einsum("ia,abrtk,jb->ritjk", outer, products, outer, optimize=True)
         strips = strips.reshape(rows, side, tiles * side, filters)
@@ -242,17 +171,9 @@ class _Fallback:
             sample, row = divmod(number, tile_rows)
             place = image[sample, row * side : (row + 1) * side]
             values = strip[: place.shape[0], : place.shape[1]]
-            values = values + _at(bias, (filters,)) if ends.has_bias else values
+            values = values + array_at(bias, (filters,)) if ends.has_bias else values
             values = values + place if ends.has_addend else values
-            place[...] = _activated(values, ends)
-
-
-def _activated(values: Array, ends: Epilogue) -> Array:
-    if not ends.activation:
-        return values
-    low = ends.slope * values if ends.activation == "leaky" else np.float32(0)
-    values = np.where(values > 0, values, low)
-    return np.minimum(values, np.float32(ends.slope)) if ends.activation == "clip" else values
+            place[...] = activated(values, ends)
 
 
 class TransformFilters(Work):
@@ -290,8 +211,8 @@ class _FilterTransform:
 
     def run(self, addresses: tuple[int, ...]) -> None:
         weight, out, *scale = addresses
-        vector = _at(scale[0], self._weight[:1]) if scale else None
-        winograd.transform_filters(_at(weight, self._weight), self._side, vector, _at(out, self._out))
+        vector = array_at(scale[0], self._weight[:1]) if scale else None
+        winograd.transform_filters(array_at(weight, self._weight), self._side, vector, array_at(out, self._out))
 
 
 class _BoundFilterTransform:
@@ -319,10 +240,4 @@ def _image(address: int, shape: Shape) -> Array:
     """Return the channels-last array of (batch, channels, height, width) at an address, with the channels last."""
     batch, channels, height, width = shape
     assert channels_last_strides(shape)[1] == 1
-    return _at(address, (batch, height, width, channels))
-
-
-def _at(address: int, shape: Sequence[int]) -> Array:
-    """Return the float32 numbers at an address."""
-    memory: Any = (ctypes.c_float * prod(shape)).from_address(address)
-    return np.ndarray(tuple(shape), np.float32, memory)
+    return array_at(address, (batch, height, width, channels))
