@@ -17,7 +17,7 @@ _EAGER, _CAPTURED, _BLOCK = 1.05, 0.95, 1.1
 def compare(rounds: int) -> None:
     """Measure all; print a message where there is no GPU."""
     if not mx.num_gpus():
-        print("gpu: no GPU, or no CuPy (pip install flowmx[cuda13]): nothing is measured")
+        print("gpu: no GPU, or no CuPy (pip install cupy-cuda13x): nothing is measured")
         return
     print(f"On {driver.gpus()[0]}")
     for name in NETWORKS:

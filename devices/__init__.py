@@ -16,12 +16,12 @@ import numpy as np
 from flowmx import engine as _engine
 from flowmx import forks
 from flowmx.devices import cpu_pool, threads
-from flowmx.devices.context import Context, cpu, cpu_pinned, current_context, gpu
+from flowmx.devices.context import Context, add_device_type, cpu, cpu_pinned, current_context, gpu
 from flowmx.devices.cpu_device import CPUDevice
 from flowmx.devices.device import Device
 from flowmx.devices.generator import Generator
 from flowmx.engine.actor import Actor
-from flowmx.errors import DeviceError
+from flowmx.errors import ArgumentKindError, DeviceError
 from flowmx.late_binding import late
 
 __all__ = [
@@ -59,9 +59,41 @@ _substitutes: dict[Context, Device] = {}
 _lock = forks.lock()
 
 
+_BUILT_IN = frozenset(_types)
+
+
 def register_device_type(device_type: str, make: Callable[[Context], Device]) -> None:
-    """Register the factory of a device type."""
+    """Register a device type from outside flowmx: ``mx.Context(device_type, number)`` then names such devices.
+
+    Args:
+        device_type: the name, an identifier. Another registration of the same name replaces the factory, for devices
+            that were not used yet.
+        make: called with a context at its first use; returns the device, such as an instance of a subclass of
+            :class:`Device`. Its operators use the kernels of the device type ``Device.kernels``, or else the
+            reference implementations.
+
+    Raises:
+        ValueError: the name is not an identifier, or is one of flowmx's own.
+        TypeError: ``make`` cannot be called.
+
+    Example:
+        >>> class Npu(flowmx.devices.CPUDevice): ...
+        >>> flowmx.devices.register_device_type("npu", Npu)
+        >>> mx.nd.ones((2, 2), ctx=mx.Context("npu", 0)).context
+        npu(0)
+    """
+    if not str(device_type).isidentifier() or device_type in _BUILT_IN:
+        raise ArgumentKindError(
+            f"register_device_type: device_type is {device_type!r}, expected an identifier other than "
+            f"{', '.join(sorted(_BUILT_IN))}"
+        )
+    if not callable(make):
+        raise ArgumentKindError(
+            f"register_device_type: make is {type(make).__name__}, expected a function of a context that returns a "
+            "device, such as a subclass of flowmx.devices.Device"
+        )
     _types[device_type] = make
+    add_device_type(device_type)
 
 
 def get(context: Context) -> Device:
@@ -125,6 +157,8 @@ def kernels_of(context: Context) -> str:
     device = _substitutes.get(context)
     if device is not None and device.kernels:
         return device.kernels
+    if context.device_type not in _BUILT_IN:
+        return get(context).kernels or context.device_type
     return "cpu" if context.device_type == "sim" else context.device_type
 
 

@@ -96,6 +96,17 @@ class Context(metaclass=ClassProperties):
 _default.value = Context("cpu", 0)
 
 
+_FIRST_CUSTOM_TYPE = 64
+"""The number of the first device type from outside flowmx; MXNet's and flowmx's are smaller."""
+
+
+def add_device_type(device_type: str) -> None:
+    """Make a device type known to :class:`Context`, under the next free number."""
+    if device_type not in Context.devstr2type:
+        number = max(_FIRST_CUSTOM_TYPE, 1 + max(Context.devtype2str))
+        Context.devtype2str[number], Context.devstr2type[device_type] = device_type, number
+
+
 def cpu(device_id: int = 0) -> Context:
     """Return the CPU as a device. Each number is a separate actor with its own queue."""
     return Context("cpu", device_id)

@@ -1,6 +1,6 @@
 """A partitioner that hands regions of a network to another runtime: onnxruntime predicts, flowmx trains.
 
-Run ``python examples/onnxruntime_backend.py``; it needs ``pip install 'flowmx[onnx]' onnxruntime``. The network is that
+Run ``python examples/onnxruntime_backend.py``; it needs ``pip install onnx onnxruntime``. The network is that
 of ``gluon_digits.py``, hybridized with the backend from the beginning. The partitioner chooses whatever ONNX has; each
 region becomes a custom operator, which exports its graph to ONNX at the first prediction for a shape and runs it in
 onnxruntime. In training, for gradients, and where onnxruntime has no kernel for a dtype, flowmx runs the graph.

@@ -100,6 +100,6 @@ def figure(path: Path, width: float, height: float):  # type: ignore[no-untyped-
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise SystemExit("--plot needs matplotlib: pip install 'flowmx[examples]'") from None
+        raise SystemExit("--plot needs matplotlib: pip install matplotlib") from None
     path.parent.mkdir(parents=True, exist_ok=True)
     return Figure(figsize=(width, height), layout="constrained")

@@ -34,7 +34,7 @@ try:
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError as error:
-    raise ImportError("mx.sklearn needs scikit-learn 1.6 or newer: pip install 'flowmx[sklearn]'") from error
+    raise ImportError("mx.sklearn needs scikit-learn 1.6 or newer: pip install 'scikit-learn>=1.6'") from error
 
 __all__ = ["NetworkClassifier", "NetworkRegressor"]
 

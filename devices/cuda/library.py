@@ -10,7 +10,10 @@ from typing import Any
 from flowmx.devices.cuda import driver
 from flowmx.errors import DeviceError
 
-EXTRAS = "pip install flowmx[cuda13] (for drivers of CUDA 13; flowmx[cuda12] for older ones)"
+EXTRAS = (
+    "pip install cupy-cuda13x nvidia-cudnn-cu13 'nvidia-cudnn-frontend<1.29' (for drivers of CUDA 13; cupy-cuda12x and "
+    "nvidia-cudnn-cu12 for older ones)"
+)
 OUT_OF_MEMORY = 2
 _FATAL = frozenset({4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 999})
 """Errors after which CUDA cannot be used in this process: invalid addresses, assertions, memory errors, ..."""

@@ -10,7 +10,7 @@ Pass a tracker to ``Module.fit`` as three callbacks, or to a Gluon ``Estimator``
         estimator.fit(train_data, val_data, epochs=10, event_handlers=[tracker])
 
 Metrics are named ``train/accuracy`` and ``validation/accuracy``. Their step is the number of batches so far. Writing
-TensorBoard's files needs no other package; ``pip install 'flowmx[tensorboard]'`` installs the viewer.
+TensorBoard's files needs no other package; ``pip install tensorboard`` installs the viewer.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class MLflow(Tracker):
 
     def __init__(self, run_id: str | None = None, every: int | None = 50) -> None:
         super().__init__(every)
-        self._mlflow = _import("mlflow", "mlflow")
+        self._mlflow = _import("mlflow", "mlflow-skinny")
         active = self._mlflow.active_run()
         self._owns_run = run_id is None and active is None
         if run_id is None:
@@ -230,11 +230,11 @@ class WandB(Tracker):
             self.run.finish()
 
 
-def _import(package: str, extra: str) -> ModuleType:
+def _import(package: str, distribution: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise ImportError(f"this needs the package {package} ({error}): pip install 'flowmx[{extra}]'") from error
+        raise ImportError(f"this needs the package {package} ({error}): pip install {distribution}") from error
 
 
 def _read(metrics: Iterable[Any]) -> list[tuple[str, float]]:

@@ -64,7 +64,7 @@ def _pillow() -> Any:
         import PIL.Image
     except ImportError as error:
         raise ImportError(
-            "images are decoded with Pillow and simplejpeg, and neither is installed: pip install 'flowmx[image]'"
+            "images are decoded with Pillow and simplejpeg, and neither is installed: pip install pillow simplejpeg"
         ) from error
     return PIL.Image
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flowmx import ndarray as nd
 from flowmx.engine import layer_scope, origin
 from flowmx.errors import ArgumentError
+from flowmx.foreign_names import BLOCKS, raise_missing
 from flowmx.gluon.error_location import add_location
 from flowmx.gluon.parameter import Contexts, Parameter
 from flowmx.gluon.parameter_dict import ParameterDict
@@ -34,7 +35,10 @@ _INIT_ATTRIBUTES = {"_children", "_forward_hooks", "_forward_pre_hooks", "_param
 
 
 class Block:
-    """A layer or a model, computed by :meth:`forward`. Blocks and parameters assigned as attributes belong to it.
+    """A layer or a model, computed by :meth:`forward`. Blocks that are assigned as attributes belong to it.
+
+    Its own parameters are those that ``self.params.get(name, ...)`` creates. A ``Parameter`` that is created otherwise
+    and assigned as an attribute is neither initialized nor trained with the block, as in MXNet; a warning says so.
 
     Args:
         prefix: the prefix of the names of its parameters and children (default: its class name and a number).
@@ -86,7 +90,7 @@ class Block:
             kind = type(self).__name__
             if name in _INIT_ATTRIBUTES and name not in self.__dict__:
                 raise AttributeError(f"{kind}: call super().__init__() in its __init__, before layers are assigned")
-            raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+            raise_missing(self, name, BLOCKS)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Register children and parameters.

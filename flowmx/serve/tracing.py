@@ -25,6 +25,6 @@ def tracing() -> Tracing | None:
         from flowmx.serve.spans import Tracing
     except ImportError as error:
         raise ImportError(
-            f"FLOWMX_TRACES is {mode!r}, which needs OpenTelemetry ({error}): pip install 'flowmx[otel]'"
+            f"FLOWMX_TRACES is {mode!r}, which needs OpenTelemetry ({error}): pip install opentelemetry-sdk"
         ) from error
     return Tracing(operators=mode == "operators")

@@ -68,7 +68,7 @@ def plot_network(
         hide_weights: hide variables with the names of parameters.
 
     Returns:
-        a ``graphviz.Digraph`` if the package graphviz is installed (``pip install flowmx[viz]``), otherwise a
+        a ``graphviz.Digraph`` if the package graphviz is installed (``pip install graphviz``), otherwise a
         :class:`Dot`. Notebooks display both. Without the program ``dot``, flowmx draws, and ``render`` writes SVG.
 
     Raises:

@@ -180,7 +180,7 @@ def by_ssh(plan):
 
 @pytest.fixture(scope="module")
 def by_dask():
-    distributed = pytest.importorskip("distributed", reason="Dask is an extra: pip install 'flowmx[dask]'")
+    distributed = pytest.importorskip("distributed", reason="Dask is an extra: pip install distributed")
     from flowmx.kvstore.launching.dask import Cluster
 
     with distributed.LocalCluster(

@@ -19,7 +19,7 @@ from flowmx.kvstore.launching import call
 from tests import warm
 
 pytestmark = [
-    pytest.mark.skipif(find_spec("distributed") is None, reason="Dask is an extra: pip install 'flowmx[dask]'"),
+    pytest.mark.skipif(find_spec("distributed") is None, reason="Dask is an extra: pip install distributed"),
     pytest.mark.skipif(sys.platform != "linux", reason="processes die with the launcher on Linux alone"),
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # Dask's own sockets, of workers that are killed
 ]

@@ -13,7 +13,7 @@ import pytest
 from flowmx import kvstore as kv
 from tests.kvstore.test_launch_dask import FAST, NODE, lines_of
 
-ray = pytest.importorskip("ray", reason="Ray is an extra of 250 MB: pip install 'flowmx[ray]'")
+ray = pytest.importorskip("ray", reason="Ray is an extra of 250 MB: pip install ray")
 from ray.cluster_utils import Cluster  # noqa: E402 - only where it is
 
 pytestmark = [

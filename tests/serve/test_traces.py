@@ -11,7 +11,7 @@ from flowmx.engine.runtime import engine
 from flowmx.serve import Predictor
 from tests.serve.test_http import JSON, Client, Gateway
 
-sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="OpenTelemetry is an extra: pip install 'flowmx[otel]'")
+sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="OpenTelemetry is an extra: pip install opentelemetry-sdk")
 export = pytest.importorskip("opentelemetry.sdk.trace.export")
 memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
 trace = pytest.importorskip("opentelemetry.trace")
@@ -142,7 +142,7 @@ def test_without_the_package_the_setting_says_what_to_install(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "flowmx.serve.spans", None)
-    with settings.override(traces="requests"), pytest.raises(ImportError, match="pip install 'flowmx\\[otel\\]'"):
+    with settings.override(traces="requests"), pytest.raises(ImportError, match="pip install opentelemetry-sdk"):
         predictor()
 
 

@@ -42,6 +42,26 @@ def test_a_model_to_onnx_and_back(checkpoint, capsys):
     assert shape == (2, 1, 6, 6)
 
 
+def test_a_check_asks_onnxruntime_if_it_is_installed(checkpoint, capsys, monkeypatch):
+    onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    arguments = (checkpoint / "net", checkpoint / "net.onnx", "--shape", "1,6,6", "--check")
+    assert convert(*arguments) == 0
+    assert f"(computed by onnxruntime {onnxruntime.__version__})" in capsys.readouterr().out
+    monkeypatch.setattr(convert_check, "find_spec", lambda name: None)
+    assert convert(*arguments) == 0
+    assert "if the package onnxruntime is installed, it computes them" in capsys.readouterr().out
+    monkeypatch.undo()
+
+    def write_wrong_model(model, path, write=onnx.save_model, **options):
+        model.graph.node.append(onnx.helper.make_node("Unknown", [model.graph.output[0].name], ["x"]))
+        write(model, path, **options)
+
+    job = Job(checkpoint / "net", checkpoint / "wrong.onnx", (1, 6, 6))
+    write_wrong_model(onnx.load(checkpoint / "net.onnx"), str(job.target))
+    with pytest.raises(ValueError, match=r"onnxruntime .* cannot run .*wrong\.onnx: "):
+        convert_check.check(job)
+
+
 def test_a_folder_from_onnx(checkpoint):
     pytest.importorskip("onnx")
     (checkpoint / "folder").mkdir()

@@ -1,7 +1,7 @@
 """Export and import of ONNX files (``mx.contrib.onnx``, ``mx.onnx``), with MXNet's signatures.
 
 Opset 13 and later are supported. Calling these functions requires the package ``onnx``
-(``pip install 'flowmx[onnx]'``).
+(``pip install onnx``).
 """
 
 from __future__ import annotations

@@ -133,5 +133,5 @@ def need_onnx() -> Any:
         import onnx
         import onnx.reference
     except ImportError as error:
-        raise ImportError(f"ONNX files need the package onnx ({error}): pip install 'flowmx[onnx]'") from error
+        raise ImportError(f"ONNX files need the package onnx ({error}): pip install onnx") from error
     return onnx

@@ -179,7 +179,7 @@ def _png(plan: Plan, path: str | Path) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise ImportError(
-            "plot_memory: PNG needs matplotlib: pip install 'flowmx[viz]'; a path that ends in .svg needs nothing"
+            "plot_memory: PNG needs matplotlib: pip install matplotlib; a path that ends in .svg needs nothing"
         ) from None
     all_panels = panels(plan)
     figure: Any = Figure(figsize=(12, 4.5 * max(1, len(all_panels))), layout="constrained")

@@ -93,7 +93,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     bits.add_argument("--std", type=_numbers, metavar="R,G,B", help="standard deviation of images, or one number")
     bits.add_argument("--exclude", action="append", metavar="LAYER", help="a layer to leave unchanged; may be repeated")
-    parser.add_argument("--check", action="store_true", help="compare the results on a random input, or the contents")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="compare the results on a random input (an ONNX file's: by onnxruntime, if installed), or the contents",
+    )
     return parser
 
 

@@ -1,7 +1,8 @@
-"""``convert --check``: compares the written model with the source."""
+"""``convert --check``: compares the written model with the source; onnxruntime runs ONNX files if it is installed."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +39,51 @@ def check(job: Job, precision: str = "") -> str:
 
 def _models(job: Job, tolerance: float = _TOLERANCE) -> str:
     first = _load(job.source, job, job.epoch)
-    shape = {spec.name: spec.shape for spec in first.inputs}
-    second = _load(job.target, job._replace(shape=shape), None)
-    if [spec.name for spec in first.inputs] != [spec.name for spec in second.inputs]:
-        raise ValueError(f"the inputs differ: {first.inputs} and {second.inputs}")
     rows = {spec.name: _random(spec, job.batch or 2) for spec in first.inputs}
-    difference = _largest_difference(_outputs(first, rows), _outputs(second, rows))
+    expected = _outputs(first, rows)
+    by = ""
+    if format_of(job.target) != "onnx":
+        actual = _outputs(_load_target(job, first), rows)
+    elif find_spec("onnxruntime") is None:
+        actual = _outputs(_load_target(job, first), rows)
+        by = " (computed by flowmx; if the package onnxruntime is installed, it computes them)"
+    else:
+        actual, version = _onnxruntime_outputs(job.target, rows)
+        by = f" (computed by onnxruntime {version})"
+    difference = _largest_difference(expected, actual)
     if not difference <= tolerance:
         raise ValueError(
-            f"the outputs of a random input differ by {difference:.2g} of the largest, expected {tolerance}"
+            f"the outputs of a random input differ by {difference:.2g} of the largest, expected {tolerance}{by}"
         )
-    return f"the outputs of a random input differ by {difference:.2g} of the largest"
+    return f"the outputs of a random input differ by {difference:.2g} of the largest{by}"
+
+
+def _load_target(job: Job, source: Source) -> Source:
+    shape = {spec.name: spec.shape for spec in source.inputs}
+    target = _load(job.target, job._replace(shape=shape), None)
+    if [spec.name for spec in source.inputs] != [spec.name for spec in target.inputs]:
+        raise ValueError(f"the inputs differ: {source.inputs} and {target.inputs}")
+    return target
+
+
+def _onnxruntime_outputs(path: Path, rows: dict[str, np.ndarray[Any, Any]]) -> tuple[list[Any], str]:
+    """Return the outputs that onnxruntime computes, and its version.
+
+    Raises:
+        ValueError: it cannot run the file, or the inputs differ.
+    """
+    import onnxruntime
+
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        names = [each.name for each in session.get_inputs()]
+        if set(names) != set(rows):
+            raise ValueError(f"the inputs differ: {list(rows)}, and in the ONNX file {names}")
+        return session.run(None, rows), onnxruntime.__version__
+    except ValueError:
+        raise
+    except Exception as error:  # onnxruntime's exceptions have no public base class
+        raise ValueError(f"onnxruntime {onnxruntime.__version__} cannot run {path}: {error}") from error
 
 
 def _load(path: Path, job: Job, epoch: int | None) -> Source:

@@ -86,7 +86,7 @@ def _digits(options: DataOptions) -> Data:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise ImportError("--data digits needs scikit-learn: pip install 'flowmx[examples]'") from None
+        raise ImportError("--data digits needs scikit-learn: pip install scikit-learn") from None
     bunch = load_digits()
     images = bunch.images.reshape(-1, 1, _PIXELS, _PIXELS).astype(np.float32) / 16
     return _in_memory(options, (images.repeat(_SCALE, axis=2).repeat(_SCALE, axis=3), bunch.target))
