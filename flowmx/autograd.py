@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from flowmx.engine import capture
 from flowmx.errors import AutogradError
 from flowmx.late_binding import late
+from flowmx.lazy import later
 from flowmx.ndarray import recording
 from flowmx.ndarray.array import NDArray, check_request
 from flowmx.ndarray.backward import Walk
@@ -33,6 +34,8 @@ __all__ = [
     "Function", "NDArray", "backward", "get_symbol", "grad", "is_recording", "is_training", "mark_variables", "pause",
     "predict_mode", "record", "set_recording", "set_training", "train_mode",
 ]  # fmt: skip
+
+__getattr__, __dir__ = later(__name__)
 
 
 before_backward: list[Callable[[list[NDArray]], None]] = []

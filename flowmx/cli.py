@@ -99,7 +99,7 @@ def _command(name: str, arguments: Sequence[str]) -> int:
 
 def _message(error: Exception, command: str) -> str:
     if isinstance(error, _EXPECTED) and str(error):
-        return str(error)
+        return str(getattr(error, "on_command_line", error))
     return f"{type(error).__name__}: {error} (traceback: flowmx --traceback {command} ...)"
 
 

@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from flowmx import settings
 from flowmx.errors import ArgumentError, MXNetError
+from flowmx.process_hooks import ensure_installed
 from flowmx.progress import Bar, is_live
 
 if TYPE_CHECKING:
@@ -145,7 +146,8 @@ def fetch(
             except (OSError, MXNetError) as error:  # requests' exceptions are OSErrors
                 if not remaining or _is_final(error):
                     part.close_unfinished()
-                    raise _download_error(error, url, target) from error
+                    ensure_installed()  # an uncaught error is then shown without flowmx's frames
+                    raise _download_error(error, url, target) from None  # the chain of causes has 80 lines
                 time.sleep(_FIRST_PAUSE * 2 ** (attempts - 1 - remaining))
         part.replace(target)
 
@@ -167,7 +169,10 @@ def _is_final(error: Exception) -> bool:
 def _download_error(error: Exception, url: str, target: Path) -> Exception:
     if isinstance(error, ChecksumError):
         return error
-    reason = str(error) or type(error).__name__
+    cause: BaseException = error
+    while (inner := cause.__cause__ or cause.__context__) is not None:
+        cause = inner
+    reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
     return DownloadError(
         f"{url} could not be downloaded ({reason}): without a network, download it elsewhere and copy it to {target}"
     )

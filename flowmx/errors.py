@@ -49,6 +49,23 @@ class ArgumentKindError(ValueError, TypeError):
     """The type of an argument is invalid, where MXNet raises ValueError; or the value, where it raises TypeError."""
 
 
+class AdviceError(ValueError):
+    """An invalid value, with advice in Python for programs, and in the syntax of the shell for commands.
+
+    Args:
+        text: what is wrong.
+        python: what to do in a program.
+        command: what to do on a command line.
+
+    Attributes:
+        on_command_line: the message for a command's user.
+    """
+
+    def __init__(self, text: str, python: str = "", command: str = "") -> None:
+        super().__init__(f"{text}: {python}" if python else text)
+        self.on_command_line = f"{text}: {command}" if command else text
+
+
 class MismatchError(ShapeError, AssertionError):
     """The shapes of a parameter and its value differ; an AssertionError in MXNet."""
 

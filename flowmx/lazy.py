@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+from flowmx.foreign_names import MODULES, advice
 from flowmx.suggestions import did_you_mean
 
 __all__ = ["later", "public_names"]
@@ -38,6 +39,9 @@ def later(
 
     def find(name: str) -> Any:
         if name not in names:
+            equivalent = advice(MODULES.get(package, {}), name)
+            if equivalent:
+                raise AttributeError(f"module {package!r} has no attribute {name!r}{equivalent}")
             # Python itself looks up many private names; they need no suggestion.
             public = [] if name.startswith("_") else [other for other in dir(sys.modules[package]) if other[0] != "_"]
             raise AttributeError(f"module {package!r} has no attribute {name!r}{did_you_mean(name, public, others)}")

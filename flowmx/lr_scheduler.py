@@ -7,12 +7,15 @@ import logging
 import math
 from typing import Any, ClassVar
 
+from flowmx.lazy import later
 from flowmx.registry import RecordsArguments
 
 __all__ = [
     "CosineScheduler", "FactorScheduler", "LRScheduler", "MultiFactorScheduler", "OneCycleScheduler", "PolyScheduler",
     "ReduceLROnPlateau",
 ]  # fmt: skip
+
+__getattr__, __dir__ = later(__name__)
 
 
 class LRScheduler(RecordsArguments):

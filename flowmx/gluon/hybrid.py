@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from flowmx import forks
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
@@ -207,10 +209,7 @@ class HybridBlock(Block):
             return self._compute(x.context, (x,))
         contexts, has_symbols = _kinds((x, *args))
         if has_symbols == bool(contexts):
-            raise ValueError(
-                f"{type(self).__name__} {self.name!r}: the inputs hold {'both' if has_symbols else 'neither'} arrays "
-                f"{'and' if has_symbols else 'nor'} symbols, expected one of them"
-            )
+            raise ValueError(f"{type(self).__name__} {self.name!r}: {_wrong_inputs((x, *args), has_symbols)}")
         if has_symbols:
             return self._compose((x, *args))
         if self._active and len(contexts) > 1:
@@ -568,3 +567,19 @@ def _is_builtin(block: Any) -> bool:
     methods = (getattr(cls, "hybrid_forward", None), getattr(cls, "forward", None))
     is_builtin = all(method is None or method.__module__.startswith("flowmx.") for method in methods)
     return is_builtin and not callable(getattr(block, "_function", None))  # a HybridLambda has a user's function
+
+
+def _wrong_inputs(args: Sequence[Any], has_symbols: bool) -> str:
+    """Describe inputs that hold both arrays and symbols, or neither."""
+    if has_symbols:
+        return "the inputs hold both arrays and symbols, expected one of them"
+    wrong = args[0]
+    kind = type(wrong)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+    if kind.__module__.partition(".")[0] in ("torch", "jax", "jaxlib", "tensorflow", "cupy"):
+        advice = ": convert it with mx.nd.from_dlpack(x)"
+    elif isinstance(wrong, (list, tuple, np.ndarray, int, float)) or hasattr(wrong, "__array__"):
+        advice = ": convert it with mx.nd.array(x)"
+    else:
+        advice = ""
+    return f"the input is {name}, expected an NDArray{advice}"

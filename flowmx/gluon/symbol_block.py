@@ -15,6 +15,7 @@ from flowmx.gluon.parameter import Contexts
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.graph.nesting import flatten, regroup
 from flowmx.graph.storage_types import declared_stype
+from flowmx.ndarray.files import load_named
 from flowmx.symbol import Symbol
 
 __all__ = ["SymbolBlock"]
@@ -91,9 +92,16 @@ class SymbolBlock(HybridBlock):
             ctx: the device or devices of the parameters (default: the CPU).
             allow_missing: leave parameters that are not in the file uninitialized.
             ignore_extra: ignore arrays that belong to no parameter.
+
+        Raises:
+            ValueError: an input's name is not that of an input, or a parameter is missing or superfluous.
+            OSError: a file cannot be read.
         """
         names = [input_names] if isinstance(input_names, str) else list(input_names)
-        block = SymbolBlock(sym.load(os.fspath(symbol_file)), [sym.var(name) for name in names])
+        symbol = sym.load(os.fspath(symbol_file))
+        if param_file is not None and not allow_missing:
+            _check_input_names(symbol, names, param_file)
+        block = SymbolBlock(symbol, [sym.var(name) for name in names])
         if param_file is not None:
             block.collect_params().load(
                 param_file, ctx, allow_missing, ignore_extra, cast_dtype=True, dtype_source="saved"
@@ -139,3 +147,20 @@ def _common_prefix_length(names: Sequence[str]) -> int:
             break
         start += 1
     return start if len(names) > 1 else 0
+
+
+def _check_input_names(symbol: Symbol, names: Sequence[str], param_file: str | os.PathLike[str]) -> None:
+    """Check that names are those of a symbol's inputs: all that the file of the parameters does not have.
+
+    Raises:
+        ArgumentError: a name is unknown.
+    """
+    inputs = symbol.list_inputs()
+    unknown = [name for name in names if name not in inputs]
+    if unknown:
+        stored = {name.removeprefix("arg:").removeprefix("aux:") for name in load_named(param_file)}
+        free = [name for name in inputs if name not in stored]
+        raise ArgumentError(
+            f"SymbolBlock.imports: input_names is {list(names)}, but the symbol has no input {unknown[0]!r}: its "
+            f"inputs without parameters are {free}"
+        )

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowmx import autograd, forks
 from flowmx import ndarray as nd
@@ -14,6 +14,7 @@ from flowmx import optimizer as opt
 from flowmx.checkpoint.content import Blob
 from flowmx.devices import Context
 from flowmx.errors import ArgumentKindError, StateError
+from flowmx.foreign_names import TRAINERS, raise_missing
 from flowmx.gluon import gradients
 from flowmx.gluon.parameter import Parameter
 from flowmx.gluon.parameter_dict import ParameterDict
@@ -67,6 +68,12 @@ class Trainer:
         >>> loss.backward()
         >>> trainer.step(batch_size=32)
     """
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an AttributeError, which names the equivalent of another library's attribute."""
+            raise_missing(self, name, TRAINERS)
 
     _amp_guard: Any = None
     """Decides which steps are skipped, in mixed precision (:func:`flowmx.amp.init_trainer`)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from flowmx import devices
 from flowmx.devices import Context
 from flowmx.engine.runtime import engine
 from flowmx.errors import ShapeError
+from flowmx.foreign_names import ARRAYS, raise_missing
 from flowmx.late_binding import late
 from flowmx.ndarray import indexing, recorded_writes, recording, views
 from flowmx.ndarray.arithmetic import Arithmetic
@@ -46,6 +47,12 @@ class NDArray(Methods, Arithmetic):
     """
 
     __array_priority__ = 1000.0
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an AttributeError, which names the equivalent of another library's attribute."""
+            raise_missing(self, name, ARRAYS)
 
     # -- properties ------------------------------------------------------------------------------------
 

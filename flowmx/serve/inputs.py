@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flowmx.errors import AdviceError
 from flowmx.serve.errors import InvalidInput
 from flowmx.serve.large_bodies import array_of
 
@@ -72,7 +73,10 @@ class Inputs:
         if not specs:
             raise ValueError("a predictor needs at least one input: give shape=(...), or shape={name: (...)}")
         if any(None in spec.shape for spec in specs) and not lengths:
-            raise ValueError("an input has a variable length (None): pass the lengths to compile for as lengths=(...)")
+            raise AdviceError(
+                "an input has a variable length", "pass the lengths to compile for as lengths=(16, 32, 64)",
+                "pass the lengths to compile for, --lengths 16,32,64",
+            )  # fmt: skip
         self.specs = [spec._replace(dtype=np.dtype(spec.dtype)) for spec in specs]
         self.lengths = tuple(sorted(set(lengths)))
         self.max_rows = max_rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowmx import symbol as sym
+from flowmx.errors import AdviceError
 from flowmx.gluon import Block, HybridBlock, SymbolBlock
 from flowmx.model import read_params
 from flowmx.ops.registry.parameters import literal
@@ -82,8 +84,28 @@ def _of_path(path: Path, shape: Any, dtype: Any, epoch: int | None) -> Source:
         if files[0].suffix == ".onnx":
             return _of_onnx(files[0], shape, dtype)
         path = path / files[0].name.removesuffix("-symbol.json")
+    path, epoch = _prefix(path, epoch)
     weights = _weights(path, epoch)
     return _of_symbol(sym.load(f"{path}-symbol.json"), _params(weights), shape, dtype)
+
+
+def _prefix(path: Path, epoch: int | None) -> tuple[Path, int | None]:
+    """Return the prefix and the epoch of a checkpoint, of which ``path`` may also be one of the files.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+    """
+    of_params = re.fullmatch(r"(.+)-(\d{4})\.params", path.name)
+    if path.name.endswith("-symbol.json"):
+        path = path.with_name(path.name.removesuffix("-symbol.json"))
+    elif of_params is not None:
+        path, epoch = path.with_name(of_params[1]), int(of_params[2]) if epoch is None else epoch
+    if not Path(f"{path}-symbol.json").exists():
+        raise FileNotFoundError(
+            f"there is no model {str(path)!r}: expected a folder with a model, an .onnx file, or the prefix of a "
+            f"checkpoint, whose files are {path.name}-symbol.json and {path.name}-0000.params"
+        )
+    return path, epoch
 
 
 def _weights(prefix: Path, epoch: int | None) -> Path:
@@ -92,7 +114,9 @@ def _weights(prefix: Path, epoch: int | None) -> Path:
         return Path(f"{prefix}-{epoch:04d}.params")
     files = sorted(prefix.parent.glob(f"{prefix.name}-[0-9][0-9][0-9][0-9].params"))
     if not files:
-        raise FileNotFoundError(f"there is no parameter file {prefix}-0000.params, nor one of another epoch")
+        raise FileNotFoundError(
+            f"there is {prefix}-symbol.json, but no parameter file {prefix}-0000.params, nor one of another epoch"
+        )
     return files[-1]
 
 
@@ -126,9 +150,10 @@ def _of_symbol(symbol: Symbol, params: Mapping[str, Any], shape: Any, dtype: Any
     inputs = _inputs(shape, dtype, [name for name in input_names if name not in labels])
     missing = [name for name in input_names if name not in labels and name not in {spec.name for spec in inputs}]
     if missing:
-        raise ValueError(
-            f"{', '.join(missing)} are neither parameters nor inputs: pass their arrays in params, or their shapes in "
-            "shape={...}"
+        raise AdviceError(
+            f"{', '.join(missing)} are neither parameters nor inputs",
+            "pass their arrays in params, or their shapes in shape={...}",
+            f"pass their shapes: --shape {missing[0]}=SIZES, or a file that has their arrays",
         )
     names = [*(spec.name for spec in inputs), *labels]
     block = SymbolBlock(symbol, [sym.var(name) for name in names])
@@ -156,9 +181,10 @@ def _names(shape: Any, name: str) -> bool:
 def _inputs(shape: Any, dtype: Any, input_names: Sequence[str]) -> list[Input]:
     """Return the inputs with these shapes."""
     if shape is None:
-        raise ValueError(
-            f"the shape of a row of {', '.join(input_names)} is unknown: pass shape=(3, 32, 32), "
-            "or shape={name: (...)}"
+        raise AdviceError(
+            f"the shape of a row of {', '.join(input_names)} is unknown",
+            "pass shape=(3, 32, 32), or shape={name: (...)}",
+            f"pass --shape 3,32,32, or --shape {input_names[0]}=3,32,32 for each input",
         )
     if not isinstance(shape, Mapping):
         if len(input_names) != 1:

@@ -40,6 +40,7 @@ import numpy as np
 
 from flowmx.bounded_tables import make_room
 from flowmx.errors import ParameterError, ShapeError, TypeInferenceError
+from flowmx.foreign_names import MODULES, advice
 from flowmx.late_binding import late
 from flowmx.ops.random.host_draws import generator_for
 from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
@@ -577,7 +578,8 @@ def lookup(name: str) -> type[Operator]:
     operator = find(name)
     if operator is None:
         public = [key for key in _by_name if not key.startswith("_")]
-        raise AttributeError(f"there is no operator {name[:80]!r}{did_you_mean(name, public, EQUIVALENTS)}")
+        hint = advice(MODULES["flowmx.ndarray"], name) or did_you_mean(name, public, EQUIVALENTS)
+        raise AttributeError(f"there is no operator {name[:80]!r}{hint}")
     return operator
 
 

@@ -536,7 +536,7 @@ def test_an_error_of_python_that_reads_values_names_the_block(block, error):
 @pytest.mark.parametrize(
     ("inputs", "error", "message"),
     [
-        (lambda: (3,), ValueError, "neither arrays nor symbols"),
+        (lambda: (3,), ValueError, r"the input is int, expected an NDArray: convert it with mx\.nd\.array\(x\)"),
         (lambda: (data(1), mx.sym.var("x")), ValueError, "both arrays and symbols"),
         (lambda: (data(1), data(1, ctx=mx.cpu(1))), ValueError, r"inputs are on cpu\(0\), cpu\(1\)"),
         (lambda: (data(1), "text"), TypeError, "expected NDArrays in .nested. lists, got str"),

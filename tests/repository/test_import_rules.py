@@ -26,6 +26,7 @@ LAYERS: list[set[str]] = [
         "flowmx.settings",
         "flowmx.errors",
         "flowmx.event_loops",
+        "flowmx.foreign_names",
         "flowmx.forks",
         "flowmx.registry",
         "flowmx.bounded_tables",

@@ -15,6 +15,7 @@ import pytest
 from aiohttp import ClientConnectionError, ClientSession
 
 import flowmx as mx
+from flowmx import cli
 from flowmx.serve import command
 from flowmx.tools import usage
 from tests.comm.test_security import certificates
@@ -161,3 +162,31 @@ def test_the_example_serves_the_trained_model(tmp_path):
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[-1]) > 0.9
     assert {path.name for path in tmp_path.iterdir()} == {"digits-symbol.json", "digits-0000.params"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["nowhere"],
+            r"there is no model '.*nowhere': expected a folder .* nowhere-symbol\.json and nowhere-0000\.params",
+        ),
+        (["model"], r"the shape of a row of data is unknown: pass --shape 3,32,32, or --shape data=3,32,32"),
+        (["model-symbol.json"], "the shape of a row of data is unknown: pass --shape"),
+        (["model-0000.params"], "the shape of a row of data is unknown: pass --shape"),
+        (
+            ["model", "--shape", "?"],
+            "an input has a variable length: pass the lengths to compile for, --lengths 16,32,64",
+        ),
+    ],
+)
+def test_errors_advise_in_the_syntax_of_the_command_line(folder, arguments, message, capsys):
+    path, *_ = folder
+    assert cli.main(["serve", str(path / arguments[0]), *arguments[1:]]) == 1
+    assert re.search(f"flowmx: error: {message}", capsys.readouterr().err)
+
+
+def test_programs_get_the_same_advice_in_python(folder):
+    path, *_ = folder
+    with pytest.raises(ValueError, match=r"the shape of a row of data is unknown: pass shape=\(3, 32, 32\)"):
+        mx.serve.Predictor(path / "model")

@@ -14,6 +14,7 @@ from flowmx.gluon.data.sampler import (
     WeightedRandomSampler,
 )
 from flowmx.gluon.data.workers import DataLoaderTimeout, DataLoaderWorkerError
+from flowmx.lazy import later
 
 __all__ = [
     "ArrayDataset", "BatchSampler", "BucketSampler", "DataLoader", "DataLoaderTimeout", "DataLoaderWorkerError",
@@ -21,3 +22,5 @@ __all__ = [
     "SplitSampler", "WeightedRandomSampler", "batchify", "bucket_sampler", "dataset", "random_split", "sampler",
     "vision",
 ]  # fmt: skip
+
+__getattr__, __dir__ = later(__name__)

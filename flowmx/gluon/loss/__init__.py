@@ -14,9 +14,12 @@ from flowmx.gluon.loss.classification import (
 from flowmx.gluon.loss.ctc import CTCLoss
 from flowmx.gluon.loss.regression import HuberLoss, L1Loss, L2Loss, PoissonNLLLoss
 from flowmx.gluon.loss.similarity import CosineEmbeddingLoss, SDMLLoss, TripletLoss
+from flowmx.lazy import later
 
 __all__ = [
     "CTCLoss", "CosineEmbeddingLoss", "HingeLoss", "HuberLoss", "KLDivLoss", "L1Loss", "L2Loss", "LogisticLoss", "Loss",
     "PoissonNLLLoss", "SDMLLoss", "SigmoidBCELoss", "SigmoidBinaryCrossEntropyLoss", "SoftmaxCELoss",
     "SoftmaxCrossEntropyLoss", "SquaredHingeLoss", "TripletLoss",
 ]  # fmt: skip
+
+__getattr__, __dir__ = later(__name__)

@@ -103,7 +103,7 @@ def get_model_file(name: str, root: Root = None) -> str:
         except DownloadError as error:
             raise DownloadError(
                 f"the weights of {name!r} are neither at {published} nor at {custom}, and {error}"
-            ) from error
+            ) from None
         finally:
             lock.discard()
     return str(published)

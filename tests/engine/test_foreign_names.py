@@ -1,0 +1,129 @@
+"""PyTorch's and Keras' names: errors say what to use, and what they say exists."""
+
+import copy
+import pickle
+import re
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx import foreign_names
+from flowmx.gluon import nn
+
+NET = nn.HybridSequential()
+NET.add(nn.Dense(2, in_units=3))
+NET.initialize()
+X = mx.nd.ones((2, 3))
+TRAINER = mx.gluon.Trainer(NET.collect_params(), "sgd")
+OWNERS = {"x": X, "net": NET, "trainer": TRAINER, "mx": mx}
+
+
+@pytest.mark.parametrize(
+    ("expression", "advice"),
+    [
+        ("mx.no_grad", "mx.autograd.pause()"),
+        ("mx.autograd.no_grad", "mx.autograd.pause()"),
+        ("mx.tensor", "mx.nd.array(values)"),
+        ("mx.nn", "mx.gluon.nn"),
+        ("mx.nd.no_grad", "mx.autograd.pause()"),
+        ("x.view", "x.reshape(shape)"),
+        ("x.to", "x.as_in_context(mx.gpu(0)) for a device, x.astype('float16') for an element type"),
+        ("x.numpy", "x.asnumpy()"),
+        ("net.parameters", "net.collect_params()"),
+        ("net.train", "mx.autograd.record() for training"),
+        ("net.compile", "net.hybridize()"),
+        ("net.fit", "mx.gluon.contrib.estimator.Estimator"),
+        ("nn.Sequential().export", "a HybridBlock, such as gluon.nn.HybridSequential"),
+        ("trainer.zero_grad", "no call: each backward() overwrites the gradients"),
+        ("mx.gluon.loss.CrossEntropyLoss", "mx.gluon.loss.SoftmaxCrossEntropyLoss()"),
+        ("mx.gluon.data.TensorDataset", "mx.gluon.data.ArrayDataset(x, y)"),
+        ("mx.lr_scheduler.StepLR", "FactorScheduler"),
+    ],
+)
+def test_an_error_names_the_equivalent(expression, advice):
+    with pytest.raises(AttributeError, match=rf"{expression.rpartition('.')[2]}.*: use {re.escape(advice)}"):
+        eval(expression, {**OWNERS, "nn": nn})
+
+
+def advised():
+    tables = {"x": foreign_names.ARRAYS, "net": foreign_names.BLOCKS, "trainer": foreign_names.TRAINERS}
+    for owner, table in {**tables, **foreign_names.MODULES}.items():
+        for name, text in table.items():
+            yield owner, name, text
+
+
+@pytest.mark.parametrize(("owner", "name", "text"), list(advised()))
+def test_advice_names_what_exists_for_names_that_do_not(owner, name, text):
+    subject = OWNERS.get(owner) if owner in OWNERS else pytest.importorskip(owner)
+    if owner == "net" and hasattr(NET, name):
+        subject = nn.Lambda("relu")  # a block that is not hybrid, or not a container
+    assert not hasattr(subject, name)
+    for reference in re.findall(r"(?<![\w.])(?:mx|net|x|trainer)(?:\.\w+)+", text):
+        eval(reference, OWNERS)
+
+
+def test_other_names_have_pythons_message():
+    for subject, kind in ((X, "NDArray"), (NET, "HybridSequential"), (TRAINER, "Trainer")):
+        with pytest.raises(AttributeError, match=f"^'{kind}' object has no attribute 'unknown'$") as caught:
+            _ = subject.unknown
+        assert caught.value.name == "unknown"
+        assert caught.value.obj is subject
+
+
+def test_a_property_that_fails_raises_its_own_error():
+    class Broken(nn.Block):
+        @property
+        def width(self):
+            return self.missing_part
+
+    with pytest.raises(AttributeError, match="'missing_part'"):
+        _ = Broken().width
+
+
+def test_arrays_and_blocks_are_copied_and_pickled():
+    np.testing.assert_array_equal(copy.deepcopy(X).asnumpy(), X.asnumpy())
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(X)).asnumpy(), X.asnumpy())
+    np.testing.assert_array_equal(np.asarray(X), X.asnumpy())
+    assert copy.deepcopy(NET)(X).shape == (2, 2)
+
+
+class Tensor:
+    """Looks like another library's."""
+
+
+Tensor.__module__ = "torch"
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            np.ones((2, 3), "f4"),
+            r"the input is numpy\.ndarray, expected an NDArray: convert it with mx\.nd\.array\(x\)",
+        ),
+        ([[1.0, 2.0, 3.0]], r"the input is list, expected an NDArray: convert it with mx\.nd\.array\(x\)"),
+        (Tensor(), r"the input is torch\.Tensor, expected an NDArray: convert it with mx\.nd\.from_dlpack\(x\)"),
+        (None, "(?m)the input is NoneType, expected an NDArray$"),
+    ],
+    ids=["ndarray", "list", "tensor", "None"],
+)
+def test_what_is_no_array_is_named(value, message, hybridize):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(2, in_units=3))
+    net.initialize()
+    if hybridize:
+        net.hybridize()
+    with pytest.raises(ValueError, match=message):
+        net(value)
+
+
+def test_a_wrong_input_name_lists_the_inputs(tmp_path):
+    NET.hybridize()
+    NET(X)
+    NET.export(str(tmp_path / "net"))
+    files = str(tmp_path / "net-symbol.json"), str(tmp_path / "net-0000.params")
+    with pytest.raises(ValueError, match=r"no input 'input': its inputs without parameters are \['data'\]"):
+        mx.gluon.SymbolBlock.imports(files[0], ["input"], files[1])
+    assert mx.gluon.SymbolBlock.imports(files[0], ["data"], files[1])(X).shape == (2, 2)
