@@ -13,11 +13,12 @@ from flowmx import ndarray as nd
 from flowmx import optimizer as opt
 from flowmx.checkpoint.content import Blob
 from flowmx.devices import Context
-from flowmx.errors import ArgumentKindError, StateError
+from flowmx.errors import StateError
 from flowmx.foreign_names import TRAINERS, raise_missing
 from flowmx.gluon import gradients
 from flowmx.gluon.parameter import Parameter
 from flowmx.gluon.parameter_dict import ParameterDict
+from flowmx.gluon.parameter_lists import as_list, have_builtin_lists
 from flowmx.kvstore import KVStoreBase, compression
 from flowmx.kvstore.choice import check_updates, is_distributed, is_updated_by_store, select_store
 from flowmx.ndarray import NDArray, core
@@ -91,7 +92,7 @@ class Trainer:
     ) -> None:  # fmt: skip
         if compression_params:
             compression.create(compression_params)  # raises if they are invalid
-        self._params = _as_list(params)
+        self._params = as_list(params)
         for param in self._params:
             param._set_trainer(self)
         self._contexts = self._check_contexts()
@@ -362,7 +363,7 @@ class Trainer:
             return
         params = self._params_to_update(ignore_stale_grad) if self._step_params is None else self._step_params
         indices = [index for index, _ in params]
-        is_builtin = _have_builtin_lists(params)
+        is_builtin = have_builtin_lists(params)
         for position, (ctx, updater) in enumerate(zip(self._contexts, self._updaters, strict=True)):
             if is_builtin:
                 grads = [param._array_on(param._grads, ctx) for _, param in params]
@@ -674,28 +675,3 @@ class Trainer:
 
 
 _row_sparse_pull = Trainer._row_sparse_pull
-_list_data, _list_grad = Parameter.list_data, Parameter.list_grad
-
-
-def _have_builtin_lists(numbered: Sequence[tuple[int, Parameter]]) -> bool:
-    """Return whether the methods by which MXNet's trainer reads dense parameters are not overridden."""
-    is_plain = Parameter.list_data is _list_data and Parameter.list_grad is _list_grad
-    for _, param in numbered:
-        attributes, kind = param.__dict__, type(param)
-        if "list_data" in attributes or "list_grad" in attributes or not (is_plain and kind is Parameter):
-            is_class = kind.list_data is _list_data and kind.list_grad is _list_grad
-            is_instance = "list_data" not in attributes and "list_grad" not in attributes
-            if not (is_class and is_instance) and param._stype == "default":
-                return False
-    return True
-
-
-def _as_list(params: Any) -> list[Parameter]:
-    if isinstance(params, (ParameterDict, Mapping)):
-        params = [params[key] for key in sorted(params.keys())]
-    if not isinstance(params, (list, tuple)):
-        raise ArgumentKindError(f"Trainer: params is {type(params).__name__}, expected a dict or list of Parameters")
-    for param in params:
-        if not isinstance(param, Parameter):
-            raise TypeError(f"Trainer: params holds {param!r}, expected Parameters")
-    return list(params)

@@ -76,8 +76,8 @@ def test_advice_to_install_names_packages():
     files = [path for folder in folders for kind in ("*.py", "*.md", "*.ipynb") for path in (ROOT / folder).rglob(kind)]
     texts = {path: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *files]}
     assert not [str(path) for path, text in texts.items() if re.search(r"pip install [^\n`]*\bflowmx(\[|`|$)", text)]
-    groups = PROJECT["project"]["optional-dependencies"].values()
-    declared = {re.match(r"[\w-]+", line)[0] for group in [PROJECT["project"]["dependencies"], *groups] for line in group}
+    groups = [PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"].values()]
+    declared = {re.match(r"[\w-]+", line)[0] for group in groups for line in group}
     messages = [text for path, text in texts.items() if path.is_relative_to(ROOT / "flowmx") or "devices" in path.parts]
     advised = [name for text in messages for name in re.findall(r"pip install '?([a-z][\w-]+)", text)]
     assert len(advised) > 6
