@@ -54,9 +54,15 @@ class _Scope:
         parts: list[Operation] = []
         op = Operation(_run_parts, (self.engine, parts), (), (), part.actor, "bulk", part.origin)
         op.handles_failures = True
-        self.open[op] = parts
-        self.engine.open_bulks[self] = None
-        self.engine.books.push(op, hold=True)
+        try:
+            self.open[op] = parts
+            self.engine.open_bulks[self] = None
+            self.engine.books.push(op, hold=True)
+        except BaseException:  # an interrupt, before or after the push
+            if not op.serial:
+                self.open.pop(op, None)
+            self.flush()
+            raise
         return op
 
     def flush(self) -> None:

@@ -712,6 +712,7 @@ def strike_at_each_moment(blow, step):
         assert watched(lambda c=c: mx.engine.push(lambda: 3, writes=[c]).wait()) == 3, moment
         assert watched(lambda c=c: (c * 2).asnumpy()[0, 0]) == 2
         assert mx.engine.stats()["pending_bytes"] == 0
+        assert not mx.engine.engine.open_bulks, moment
         for device in (mx.cpu(0), mx.cpu(1)):  # not by a waiting thread, but by the device's worker
             watched(functools.partial(spin_until_done, mx.engine.push(lambda: 3, device=device)))
             actor = devices.get(device).compute
