@@ -291,7 +291,12 @@ class Block:
 
         Raises:
             RuntimeError: the block or a child is hybridized.
+            TypeError: there are no inputs, but the block has some.
         """
+        if not inputs and hasattr(self, "hybrid_forward"):
+            raise TypeError(
+                "summary: the shapes depend on the input: pass one, such as net.summary(mx.nd.ones((1, 3)))"
+            )
         from flowmx.gluon.summary import summary
 
         summary(self, *inputs)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["add_location"]
 
 _PREFIX = "flowmx: in block "
+_MISSING_F = "hybrid_forward() takes "
+_ADVICE_F = "flowmx: hybrid_forward(self, F, x, ...) is called with F, which is mx.nd or mx.sym, before the inputs"
 
 
 def add_location(error: Exception) -> None:
@@ -31,6 +33,8 @@ def add_location(error: Exception) -> None:
     where = f"{'.'.join(path)!r} of {type(blocks[0]).__name__}" if path else repr(blocks[0].name)
     innermost = repr(blocks[-1]).splitlines()[0].removesuffix("(")
     inputs = ", ".join(_describe(value) for value in calls[-1]["args"]) or "nothing"
+    if isinstance(error, TypeError) and _MISSING_F in str(error) and _ADVICE_F not in getattr(error, "__notes__", ()):
+        error.add_note(_ADVICE_F)
     notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith(_PREFIX)]
     error.__notes__ = [*notes, f"{_PREFIX}{where}: {innermost}, given {inputs}"]
 

@@ -21,6 +21,21 @@ from flowmx.metric.eval_metric import (
 )
 
 
+def _expect_classes(metric: EvalMetric, label: Host, pred: Host, axis: int) -> None:
+    """Check that predictions have an axis of classes.
+
+    Raises:
+        ValueError: they do not; perhaps labels and predictions are swapped.
+    """
+    if not -pred.ndim <= axis < pred.ndim:
+        is_swapped = label.ndim == pred.ndim + 1
+        raise ValueError(
+            f"{type(metric).__name__}: the predictions have shape {pred.shape} and the labels {label.shape}, expected "
+            f"predictions with the classes along axis {axis}"
+            + ("; the labels are the first argument: metric.update(labels, preds)" if is_swapped else "")
+        )
+
+
 @register
 @alias("acc")
 class Accuracy(EvalMetric):
@@ -46,6 +61,7 @@ class Accuracy(EvalMetric):
 
     def measure(self, label: Host, pred: Host) -> tuple[float, float]:
         if pred.shape != label.shape:
+            _expect_classes(self, label, pred, self.axis)
             pred = pred.argmax(axis=self.axis)
         labels, predicted = label.astype(np.int32).ravel(), pred.astype(np.int32).ravel()
         check_label_shapes(labels, predicted)
@@ -116,6 +132,7 @@ class _Binary(AveragedMetric):
 
     def _count(self, label: Host, pred: Host) -> Host:
         check_label_shapes(label, pred)
+        _expect_classes(self, label, pred, 1)
         label = label.astype(np.int32).ravel()
         if len(np.unique(label)) > 2:
             raise ValueError(

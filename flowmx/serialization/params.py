@@ -328,7 +328,9 @@ class _Reader(Reader):
 def _read_list(reader: _Reader) -> dict[str, Any] | list[Any]:
     magic = reader.read(8, "list magic")
     if int.from_bytes(magic, "little") != LIST_MAGIC:
-        raise reader.error(f"a .params file, which starts with {struct.pack('<Q', LIST_MAGIC)!r}", magic, 0)
+        is_pickle = magic[:1] == b"\x80" and magic[1] in range(2, 6)
+        content = "a Python pickle, which can run code; save arrays with mx.nd.save or np.savez" if is_pickle else magic
+        raise reader.error(f"a .params file, which starts with {struct.pack('<Q', LIST_MAGIC)!r}", content, 0)
     reader.number("Q", "reserved field")
     start = reader.offset
     count = reader.number("Q", "number of arrays")

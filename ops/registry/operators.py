@@ -81,6 +81,8 @@ ShapeOrNone = Shape | None
 """A partly known shape: None if unknown, -1 for an unknown dimension."""
 
 _INTERN_LIMIT = 4096
+_OTHER_PARAMETERS = {"axis": "dim", "dim": "axis", "eps": "epsilon", "keepdim": "keepdims"}
+"""Parameters as other operators and libraries call them."""
 _FLOATS = (float, np.floating)
 SPEC_LIMIT = 2048
 """Combinations of input shapes and dtypes for which an operator caches its inference."""
@@ -243,9 +245,8 @@ class Operator:
             parameter = cls.parameters.get(name)
             if parameter is None:
                 names = ", ".join(cls.parameters) or "none"
-                raise ParameterError(
-                    f"{cls.name}: there is no parameter {name!r}, only {names}{did_you_mean(name, cls.parameters)}"
-                )
+                hint = did_you_mean(name, cls.parameters, _OTHER_PARAMETERS)
+                raise ParameterError(f"{cls.name}: there is no parameter {name!r}, only {names}{hint}")
             values[name] = parameter.convert(value, cls.name)
         missing = [name for name, parameter in cls.parameters.items() if parameter.required and name not in values]
         if missing:

@@ -127,3 +127,34 @@ def test_a_wrong_input_name_lists_the_inputs(tmp_path):
     with pytest.raises(ValueError, match=r"no input 'input': its inputs without parameters are \['data'\]"):
         mx.gluon.SymbolBlock.imports(files[0], ["input"], files[1])
     assert mx.gluon.SymbolBlock.imports(files[0], ["data"], files[1])(X).shape == (2, 2)
+
+
+class WithoutF(mx.gluon.HybridBlock):
+    def hybrid_forward(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: mx.metric.Accuracy().update(X, mx.nd.ones(2)),
+            r"labels are the first argument: metric\.update\(labels",
+        ),
+        (lambda: mx.metric.F1().update(X, mx.nd.ones(2)), r"labels are the first argument: metric\.update\(labels"),
+        (lambda: nn.Dense(3).summary(), r"pass one, such as net\.summary\(mx\.nd\.ones\(\(1, 3\)\)\)"),
+        (lambda: WithoutF()(X), r"hybrid_forward\(self, F, x, \.\.\.\) is called with F"),
+        (lambda: mx.nd.concat(X, X, axis=1), "did you mean 'dim'"),  # type: ignore[call-arg]
+        (lambda: mx.gluon.Trainer([X], "sgd"), r"params holds NDArray, expected Parameters: pass net\.collect_params"),  # type: ignore[list-item]
+    ],
+)
+def test_frequent_mistakes_are_explained(call, message):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        call()
+    assert re.search(message, "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())]))
+
+
+def test_a_pickle_is_named(tmp_path):
+    (tmp_path / "arrays.pkl").write_bytes(pickle.dumps({"a": 1}))
+    with pytest.raises(ValueError, match=r"found a Python pickle, which can run code; save arrays with mx\.nd\.save"):
+        mx.nd.load(tmp_path / "arrays.pkl")
