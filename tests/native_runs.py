@@ -2,15 +2,15 @@
 
 import contextlib
 
-from flowmx.graph.running import native
+from flowmx.ops.kernels import native_steps
 from flowmx.ops.kernels.llvm import native_run
 
 
 @contextlib.contextmanager
 def eager_native_runs():
     """Record native calls in the first run of each graph, inside the ``with`` block."""
-    before, native.PLAIN_RUNS = native.PLAIN_RUNS, 0
+    before, native_steps.PLAIN_RUNS = native_steps.PLAIN_RUNS, 0
     try:
         yield native_run.prepare()
     finally:
-        native.PLAIN_RUNS = before
+        native_steps.PLAIN_RUNS = before

@@ -245,7 +245,7 @@ def run_rule(run: Run, cells: Sequence[Cell], more: tuple[Rule, Sequence[int]], 
     new = run.device.allocate
     name = ""
     try:
-        for name, forward, reads, makes in rule.steps:  # noqa: B007
+        for name, forward, reads, makes, _ in rule.steps:  # noqa: B007
             if forward is None:
                 values.append(values[reads[0]].reshape(makes[0][0]))
                 continue

@@ -11,16 +11,13 @@ the origin of each input; and the variables with their requests.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flowmx import forks
 from flowmx.bounded_tables import make_room
 from flowmx.devices import Device
 from flowmx.engine import Origin
-from flowmx.engine.failure import Failure, failure_of
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import DONE, Operation, Variable
 from flowmx.ndarray import backward_bulks as bulks
@@ -28,8 +25,8 @@ from flowmx.ndarray.backward_bulks import Bulk, Part, Value
 from flowmx.ndarray.computations import run_on
 from flowmx.ndarray.core import BaseArray, Storage
 from flowmx.ndarray.recording import Further, Leaf, TapeNode
-from flowmx.ndarray.reference_counts import HELD, TAKEN
-from flowmx.ops.registry.operators import Run
+from flowmx.ndarray.replay_frames import Frames
+from flowmx.ndarray.replay_steps import Pass, Program, Step, Total, compute, slot_getter, storage_of
 
 Key = tuple[Any, ...]
 
@@ -41,60 +38,6 @@ _MAX_HASHES = 1 << 14
 """Maximum number of forms to remember, by hash, after their first pass."""
 
 
-class Step(NamedTuple):
-    """One computation on slots.
-
-    Attributes:
-        forward: the computation; None for a reshape.
-        reads: the input slots.
-        makes: the output slots, with their shapes and dtypes.
-        drops: the slots that no later computation reads.
-        name: the operator's name.
-        take: returns the contents of ``reads``, from the list of all slots.
-    """
-
-    forward: Callable[..., Any] | None
-    reads: tuple[int, ...]
-    makes: tuple[tuple[int, Any, Any], ...]
-    drops: tuple[int, ...]
-    name: str
-    take: Callable[[list[Any]], Sequence[Any]]
-
-
-class Total(NamedTuple):
-    """The use of a variable's total.
-
-    Attributes:
-        forward: adds the total to the buffer; None: the total replaces the buffer's content.
-        slot: the total's slot.
-        leaf: the variable's number.
-        owned: whether nothing else refers to the total's memory, so that it may be moved to the buffer.
-    """
-
-    forward: Callable[..., Any] | None
-    slot: int
-    leaf: int
-    owned: bool
-
-
-class Program(NamedTuple):
-    """One operation of a replay.
-
-    Attributes:
-        steps: the computations and stores, in execution order.
-        sources: the slots that hold arrays of the tape, as (slot, node number, position in the node).
-        leaves: the variables whose buffers are written.
-        light, short, nbytes: as in :class:`~flowmx.engine.scheduler.Operation`.
-    """
-
-    steps: tuple[Step | Total, ...]
-    sources: tuple[tuple[int, int, int], ...]
-    leaves: tuple[int, ...]
-    light: bool
-    short: bool
-    nbytes: int
-
-
 class Pushed(NamedTuple):
     """A bulk that a walk pushed."""
 
@@ -102,6 +45,11 @@ class Pushed(NamedTuple):
     light: bool
     short: bool
     nbytes: int
+
+
+def _as_saved(array: BaseArray) -> Any:
+    """Return an array in the form that tape nodes save it."""
+    return array.storage if array.strided_view is None else array
 
 
 class Replay(NamedTuple):
@@ -114,6 +62,7 @@ class Replay(NamedTuple):
         checked: the arrays, as node and position, that must be unchanged since they were recorded.
         forms: shape and dtype of each variable's gradient.
         rules: the rules of the nodes; these references keep the ids in the key from being reused.
+        frames: memory for passes.
         reached: the nodes that gradients reach, so that they are freed; None: all.
     """
 
@@ -123,6 +72,7 @@ class Replay(NamedTuple):
     checked: tuple[tuple[int, int], ...]
     forms: tuple[tuple[Any, Any], ...]
     rules: tuple[dict[Any, Any], ...]
+    frames: Frames
     reached: tuple[int, ...] | None = None
 
     def run(
@@ -151,24 +101,23 @@ class Replay(NamedTuple):
         inputs = self._inputs(nodes, head_arrays, grads_by_storage)
         if inputs is None:
             return False
-        for number, position in self.checked:
-            node = nodes[number]
+        for node_number, position in self.checked:
+            node = nodes[node_number]
             saved = node.saved_state
             assert saved is not None
-            if _storage(saved[position]).version != saved[len(saved) // 2 + position]:
+            if storage_of(saved[position]).version != saved[len(saved) // 2 + position]:
                 node.refuse_changed(position)
         grads = list(grads_by_storage.values())
         order = Variable("order of a backward pass")
-        slots: list[Any] = [None] * self.slots
-        failures: dict[int, Failure] = {}
+        state = Pass(self.programs, self.slots, self.frames)
         device = self.device
         run = run_on(device, train)
-        for program, (program_arrays, read) in zip(self.programs, inputs, strict=True):
+        for number, (program, (program_arrays, read)) in enumerate(zip(self.programs, inputs, strict=True)):
             targets = [grads[leaf].storage for leaf in program.leaves]
             op = Operation(
-                _compute, (), read, (order, *targets), device.compute, "backward", origin, program.nbytes, program.light
+                compute, (), read, (order, *targets), device.compute, "backward", origin, program.nbytes, program.light
             )
-            op.arguments = (run, program, slots, failures, program_arrays, grads, op)
+            op.arguments = (run, number, state, program_arrays, grads, op)
             op.bulkable, op.handles_failures, op.short = False, True, program.short
             engine.enqueue(op)
             if op.state == DONE:
@@ -212,121 +161,6 @@ class Replay(NamedTuple):
                 return None
             grads[storage] = grad
         return grads
-
-
-# -- running -----------------------------------------------------------------------------------------------
-
-
-def _slot_getter(slots: tuple[int, ...]) -> Callable[[list[Any]], Sequence[Any]]:
-    """Return a function, implemented in C, that selects these slots."""
-    return itemgetter(*slots) if len(slots) > 1 else itemgetter(slice(slots[0], slots[0] + 1) if slots else slice(0))
-
-
-def _as_saved(array: BaseArray) -> Any:
-    """Return an array in the form that tape nodes save it."""
-    return array.storage if array.strided_view is None else array
-
-
-def _storage(saved: Any) -> Storage:
-    return saved if type(saved) is Storage else saved.storage
-
-
-def _compute(
-    run: Run, program: Program, slots: list[Any], failures: dict[int, Failure], arrays: Sequence[Any],
-    grads: Sequence[BaseArray], op: Operation,
-) -> None:  # fmt: skip
-    """Run the steps of one operation."""
-    for (slot, _, _), array in zip(program.sources, arrays, strict=True):
-        slots[slot] = array.array if type(array) is Storage else array.raw()
-    if engine.poisoned:
-        for (slot, _, _), array in zip(program.sources, arrays, strict=True):
-            failure = _storage(array).failure
-            if failure is not None:
-                failures[slot] = failure
-        if failures or op.writes[0].failure is not None:
-            _compute_carefully(run, program.steps, slots, failures, grads, op)
-            return
-    new = run.device.allocate
-    for at, step in enumerate(program.steps):
-        try:
-            if type(step) is Total:
-                _store(run, step, slots, grads[step.leaf])
-                grads[step.leaf].storage.failure = None
-                continue
-            forward, reads, makes, drops, _, take = step  # type: ignore[misc]
-            if forward is None:
-                slots[makes[0][0]] = slots[reads[0]].reshape(makes[0][1])
-            elif len(makes) == 1:
-                slot, shape, dtype = makes[0]
-                slots[slot] = array = new(shape, dtype)
-                forward(run, take(slots), [array])
-                del array
-            else:
-                for slot, shape, dtype in makes:
-                    slots[slot] = new(shape, dtype)
-                forward(run, take(slots), [slots[slot] for slot, _, _ in makes])
-            for slot in drops:
-                slots[slot] = None
-        except Exception as error:  # operators may raise anything
-            _fail(failure_of(error, bulks.named(op, getattr(step, "name", op.name))), step, failures, grads, op)
-            _compute_carefully(run, program.steps[at + 1 :], slots, failures, grads, op)
-            return
-
-
-def _compute_carefully(
-    run: Run, steps: Sequence[Step | Total], slots: list[Any], failures: dict[int, Failure], grads: Sequence[BaseArray],
-    op: Operation,
-) -> None:  # fmt: skip
-    """Run steps after a failure: a step that reads a failed slot fails too; all others run."""
-    new = run.device.allocate
-    for step in steps:
-        reads = (step.slot,) if isinstance(step, Total) else step.reads
-        # The order variable has a failure if a whole operation of this pass was aborted.
-        failure = next((failures[slot] for slot in reads if slot in failures), op.writes[0].failure)
-        if failure is None:
-            try:
-                if isinstance(step, Total):
-                    _store(run, step, slots, grads[step.leaf])
-                    grads[step.leaf].storage.failure = None
-                elif step.forward is None:
-                    slots[step.makes[0][0]] = slots[reads[0]].reshape(step.makes[0][1])
-                else:
-                    for slot, shape, dtype in step.makes:
-                        slots[slot] = new(shape, dtype)
-                    step.forward(run, [slots[slot] for slot in reads], [slots[slot] for slot, _, _ in step.makes])
-            except Exception as error:  # operators may raise anything
-                failure = failure_of(error, bulks.named(op, getattr(step, "name", op.name)))
-        if failure is not None:
-            _fail(failure, step, failures, grads, op)
-
-
-def _fail(
-    failure: Failure, step: Step | Total, failures: dict[int, Failure], grads: Sequence[BaseArray], op: Operation
-) -> None:
-    """Assign the failure of a step to its outputs."""
-    if isinstance(step, Total):
-        engine.poison(failure, (grads[step.leaf].storage,), op)
-        return
-    for slot, _, _ in step.makes:
-        failures[slot] = failure
-    engine.poison(failure, (), op)
-
-
-def _store(run: Run, total: Total, slots: list[Any], grad: BaseArray) -> None:
-    """Move a total's memory to a gradient buffer, or copy the content if either memory has other users."""
-    array, storage = slots[total.slot], grad.storage
-    if total.forward is not None:
-        buffer = grad.raw_for_writing()
-        total.forward(run, [buffer, array], [buffer])
-        return
-    slots[total.slot] = None
-    if total.owned and sys.getrefcount(array) <= TAKEN and (
-        storage.array is None or sys.getrefcount(storage.array) <= HELD
-    ):  # fmt: skip
-        storage.array = array
-        return
-    slots[total.slot] = array
-    run.device.copy(array, grad.raw_for_writing())
 
 
 # -- recording ----------------------------------------------------------------------------------------------
@@ -482,7 +316,7 @@ class Lesson:
         reached = None if len(self.reached) == len(self._arrays) - 1 else tuple(self.reached)
         return Replay(
             self._device, tuple(programs), self._count, tuple(dict.fromkeys(self.checked)), self._forms, self._rules,
-            reached,
+            Frames(), reached,
         )  # fmt: skip
 
     def _flatten(self, number: int, bulk: Pushed) -> tuple[list[Step | Total], list[tuple[int, int, int]]]:
@@ -504,10 +338,10 @@ class Lesson:
             if function is bulks.run_rule:
                 rule, results = extra
                 rule_slots = [slot_of(cell) for cell in cells]
-                for name, forward, reads, makes in rule.steps:
+                for name, forward, reads, makes, op in rule.steps:
                     outputs = tuple([(self._new(), *form) for form in makes])
                     inputs = tuple([rule_slots[index] for index in reads])
-                    steps.append(Step(forward, inputs, outputs, (), name, _slot_getter(inputs)))
+                    steps.append(Step(forward, inputs, outputs, (), name, slot_getter(inputs), op))
                     rule_slots += [slot for slot, *_ in outputs]
                 for value, result in zip(targets, results, strict=True):
                     self._slots[id(value)] = rule_slots[result]

@@ -34,12 +34,14 @@ class RuleStep(NamedTuple):
         forward: the computation; None for a reshape.
         reads: the numbers of the input values.
         makes: shapes and dtypes of the output values.
+        op: the operator; None for a reshape.
     """
 
     name: str
     forward: Callable[..., Any] | None
     reads: tuple[int, ...]
     makes: tuple[Form, ...]
+    op: Operator | None = None
 
 
 class Rule:
@@ -112,7 +114,7 @@ class _Trace(Notes):
         compiling.missed = False
         forward = forward_of_call(op, spec, self._device, [(each.dims, each.element_type) for each in inputs])
         self.is_late |= compiling.missed
-        self.steps.append(RuleStep(op.name, forward, reads, makes))
+        self.steps.append(RuleStep(op.name, forward, reads, makes, op))
         self.light &= spec.light
         self.short &= spec.short
         self.weight += spec.weight

@@ -10,7 +10,7 @@ arrays in these lists may be replaced between runs.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -103,13 +103,22 @@ class Recording:
             self._add_spans(arrays, False)
 
     def _add_spans(self, arrays: list[Array], is_aligned: bool) -> None:
-        for position, array in enumerate(arrays):
-            if array is not None and array.size:
-                start = self._pointer(array)
-                stop = start + sum(
-                    (length - 1) * abs(step) for length, step in zip(array.shape, array.strides, strict=True)
-                )
-                self._spans.append((start, stop + array.itemsize, Place(arrays, position, 0, is_aligned)))
+        for position in range(len(arrays)):
+            self._add_span(arrays, position, is_aligned)
+
+    def _add_span(self, arrays: list[Array], position: int, is_aligned: bool = False) -> None:
+        array = arrays[position]
+        if array is not None and array.size:
+            start = self._pointer(array)
+            stop = start + sum(
+                (length - 1) * abs(step) for length, step in zip(array.shape, array.strides, strict=True)
+            )
+            self._spans.append((start, stop + array.itemsize, Place(arrays, position, 0, is_aligned)))
+
+    def use_items(self, arrays: list[Array], positions: Iterable[int]) -> None:
+        """Add items of a list of arrays that the step reads and writes."""
+        for position in positions:
+            self._add_span(arrays, position)
 
     def use_memory(self, arrays: list[Array], is_aligned: bool = False) -> None:
         """Add a list of arrays that the calls may use. The recording keeps them alive.
@@ -161,10 +170,14 @@ class Recording:
         is_plain = target.dtype == source.dtype and target.shape == source.shape
         if not (is_plain and target.flags.c_contiguous and source.flags.c_contiguous):
             self.is_complete = False
-        elif target.size:
-            places = self.places([self._pointer(target), self._pointer(source)])
-            if places is not None:
-                self.calls.append(CopyCall(places[0], places[1], target.nbytes))
+        else:
+            self.add_bytes(target, source)
+
+    def add_bytes(self, target: Array, source: Array) -> None:
+        """Add a copy of all bytes between arrays in C order of the same size."""
+        places = self.places([self._pointer(target), self._pointer(source)]) if target.size else None
+        if places is not None:
+            self.calls.append(CopyCall(places[0], places[1], target.nbytes))
 
 
 LINE = 64

@@ -14,12 +14,13 @@ from flowmx.engine.runtime import engine
 from flowmx.gluon import nn, rnn
 from flowmx.gluon.model_zoo import vision
 from flowmx.graph.node import Node
-from flowmx.graph.running import native, pool
-from flowmx.graph.running.native import NativeSteps, computes_natively
+from flowmx.graph.running import pool
+from flowmx.graph.running.native import NativeSteps
 from flowmx.graph.running.steps import Step, run_steps
 from flowmx.ndarray.computations import forward_of
 from flowmx.observability.flight import stacks
 from flowmx.ops.kernels.llvm import native_run
+from flowmx.ops.kernels.native_steps import can_run_natively, computes_natively
 from flowmx.ops.kernels.onednn import forms
 from flowmx.ops.kernels.recording import Recording
 from flowmx.ops.registry.kernels import tied_forward
@@ -343,9 +344,9 @@ def test_threads_predict_at_the_same_time():
 
 
 def test_only_the_cpu_has_native_runs(monkeypatch):
-    assert native.can_run_natively(CPU)
+    assert can_run_natively(CPU)
     monkeypatch.setattr(native_run, "knows_objects", lambda: False)
-    assert not native.can_run_natively(CPU)
+    assert not can_run_natively(CPU)
 
 
 def test_reports_name_the_step_of_a_native_run(runners):

@@ -17,7 +17,7 @@ from flowmx.graph.reports.in_place import InPlace
 from flowmx.graph.reports.occupancy import Occupancy, label
 from flowmx.graph.reports.precision import layers_of
 from flowmx.graph.reports.sizes import format_bytes
-from flowmx.graph.running.native import reason_to_run_separately
+from flowmx.ops.kernels.native_steps import reason_to_run_separately
 
 if TYPE_CHECKING:
     from flowmx.graph.plan import Plan

@@ -9,46 +9,17 @@ while an array has another form than when its step was recorded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from flowmx import forks, settings
-from flowmx.devices import Device
-from flowmx.ops.kernels.llvm import compiler, native_run
 from flowmx.ops.kernels.llvm.native_run import NativeRun
+from flowmx.ops.kernels.native_steps import NATIVE, PLAIN, Schedule
 from flowmx.ops.kernels.onednn.kernel import threads_here
 from flowmx.ops.kernels.onednn.layouts import pointer
 from flowmx.ops.kernels.recording import NativeCall, Recording, recording_to
-from flowmx.ops.linalg.dot import BatchDot, Dot
-from flowmx.ops.registry.kernels import kernel_for
-from flowmx.ops.registry.operators import Array, Operator, Run
+from flowmx.ops.registry.operators import Array, Run
 
 if TYPE_CHECKING:
     from flowmx.graph.running.steps import Step
-
-PLAIN_RUNS = 1
-"""The number of runs before the first recording."""
-_PRODUCTS = (Dot, BatchDot)
-"""Operators without a kernel whose forward is one product."""
-
-
-def computes_natively(device_type: str, op: Operator | type[Operator]) -> bool:
-    """Return whether an operator's computation touches arrays only in native calls, if it makes any."""
-    return reason_to_run_separately(device_type, op) is None
-
-
-def reason_to_run_separately(device_type: str, op: Operator | type[Operator]) -> str | None:
-    """Return why an operator is never part of a native run; None if it may be."""
-    kernel = kernel_for(device_type, op.name)
-    if kernel is None:
-        kind = op if isinstance(op, type) else type(op)
-        return None if kind in _PRODUCTS else "it has no kernel, so the array library computes it"
-    return None if kernel.only_native else "its kernel also works on arrays in Python"
-
-
-def can_run_natively(device: Device) -> bool:
-    """Return whether the steps of a device may become native runs."""
-    return device.has_native_runs and settings.get().native_runs and native_run.knows_objects()
-
 
 class Piece:
     """Consecutive steps that run together.
@@ -85,10 +56,7 @@ class NativeSteps:
         self.failed: Step | None = None
         self._is_planned = is_planned
         self._flops = flops
-        self._form: tuple[Any, ...] = ()
-        self._loads = 0
-        self._runs = 0
-        self._next_recording = 1
+        self._schedule = Schedule()
 
     @property
     def is_short(self) -> bool:
@@ -103,22 +71,13 @@ class NativeSteps:
             run: the run.
             steps: the steps; the same list each time.
         """
-        self._runs += 1
         self.failed = None
-        config = settings.get()
-        if not config.native_runs:
+        action = self._schedule.next_action()
+        if action == PLAIN:
             yield from steps
             return
-        form = threads_here(), config, forks.generation()
-        if form != self._form or (self._loads != compiler.load_count() and self._runs > self._next_recording):
-            if self._runs <= PLAIN_RUNS or not native_run.is_ready():
-                yield from steps
-                return
-            # Better code may have been compiled since the last recording; look for it less and less often.
-            self._next_recording = 2 * self._runs
-            self._loads = compiler.load_count()
-            yield from self._record(run, steps, form[0])
-            self._form = form
+        if action != NATIVE:
+            yield from self._record(run, steps)
             return
         for piece in self.pieces:
             if piece.run is None or not self._run_natively(piece, piece.run):
@@ -131,9 +90,10 @@ class NativeSteps:
             self.failed = piece.current_step
             raise
 
-    def _record(self, run: Run, steps: Sequence[Step], threads: int) -> Iterator[Step]:
+    def _record(self, run: Run, steps: Sequence[Step]) -> Iterator[Step]:
         """Compute the steps and record their native calls."""
-        self._form, self.pieces = (), []
+        self.pieces = []
+        threads = threads_here()
         pieces: list[Piece] = []
         row: list[tuple[Step, Sequence[NativeCall]]] = []
 
@@ -147,7 +107,7 @@ class NativeSteps:
             calls: Sequence[NativeCall] = ()
             is_recordable = all(map(self._is_recordable, (*step.inputs, *step.outputs)))
             if step.is_native and not is_recordable:
-                self._loads = -1  # record again later
+                self._schedule.record_later()
             if step.is_native and is_recordable:
                 recording = Recording((step.inputs, step.outputs), pointer, self._is_planned)
                 self.failed = step
@@ -167,6 +127,7 @@ class NativeSteps:
                 pieces.append(Piece([step], None))
         end_row()
         self.pieces = pieces
+        self._schedule.complete()
 
     def _is_recordable(self, array: Array) -> bool:
         """Return whether the layout of an array is the same at each run, or checked."""

@@ -19,13 +19,14 @@ from flowmx.graph.checking.poison import Poisoned
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.planning.workspace import value_layout
 from flowmx.graph.running.compile_ahead import compile_loops
-from flowmx.graph.running.native import NativeSteps, can_run_natively, computes_natively
+from flowmx.graph.running.native import NativeSteps
 from flowmx.graph.running.results import Ending, Results
 from flowmx.graph.running.slices import InSlices, Summing
 from flowmx.graph.running.steps import Part, Step
 from flowmx.ndarray.computations import forward_of
 from flowmx.ops.compiled.chain import Chain
 from flowmx.ops.compiled.sliced import Sliced, Summed
+from flowmx.ops.kernels.native_steps import can_run_natively, computes_natively
 from flowmx.ops.kernels.recording import current
 from flowmx.ops.registry.kernels import TiedForward, tied_forward
 from flowmx.ops.registry.operators import Array, Run, Shape

@@ -21,6 +21,8 @@ from flowmx.ops.registry.operators import Array, Bound, Form, Run
 class CellStep(Kernel):
     """The kernel of a step, or of a step's gradient, from its formula."""
 
+    only_native = True
+
     def __init__(self, of: type[cell_steps.CellOperator]) -> None:
         self._of = of
         self._walks: dict[Any, Walk] = {}
