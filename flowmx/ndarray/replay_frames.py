@@ -17,7 +17,6 @@ import numpy as np
 
 from flowmx import forks
 from flowmx.ndarray.replay_places import Layout, lay_out
-from flowmx.ndarray.replay_steps import Frame as AnyFrame
 from flowmx.ndarray.replay_steps import Program, Step
 from flowmx.ops.kernels.llvm.native_run import NativeRun
 from flowmx.ops.kernels.native_steps import NATIVE, RECORD, Schedule, can_run_natively, computes_natively
@@ -47,7 +46,7 @@ class Piece(NamedTuple):
 
 
 class FramedProgram:
-    """A program in a frame; see :class:`flowmx.ndarray.replay_steps.ProgramRun`.
+    """A program in a frame.
 
     Args:
         frame: the frame.
@@ -55,6 +54,8 @@ class FramedProgram:
         number: the position of the program.
 
     Attributes:
+        totals: its totals, to store after :meth:`compute`.
+        current: the position of the step that is computed.
         pieces: the recorded steps, in order; empty before they are recorded.
     """
 
@@ -249,10 +250,10 @@ class Frames:
         _make_room(self, layout.nbytes)
         return Frame(programs, count, layout)
 
-    def give(self, frame: AnyFrame) -> None:
+    def give(self, frame: Frame) -> None:
         """Return the frame of a pass that succeeded; at most one is kept."""
         self.last_use = next(_passes)
-        if isinstance(frame, Frame) and not self._free:
+        if not self._free:
             self._free.append(frame)
 
     def drop(self) -> None:

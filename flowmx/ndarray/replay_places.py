@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from flowmx.ndarray.replay_steps import Program, Step, Total
+from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Form, Shape
 
 _LINE = 64
@@ -30,7 +31,7 @@ class FramedSteps(NamedTuple):
     """
 
     steps: tuple[tuple[int, Step], ...]
-    new: tuple[tuple[int, Shape, object], ...]
+    new: tuple[tuple[int, Shape, DType], ...]
     views: tuple[tuple[int, int, Shape], ...]
     totals: tuple[Total, ...]
     cleared: tuple[int, ...]
@@ -48,7 +49,7 @@ class Layout(NamedTuple):
     """
 
     nbytes: int
-    places: dict[int, tuple[int, Shape, object]]
+    places: dict[int, tuple[int, Shape, DType]]
     views: dict[int, tuple[int, Shape]]
     constants: dict[int, float]
     programs: list[FramedSteps]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flowmx.engine.failure import Failure, failure_of
 from flowmx.engine.runtime import engine
@@ -18,6 +18,9 @@ from flowmx.ndarray import backward_bulks as bulks
 from flowmx.ndarray.core import BaseArray, Storage
 from flowmx.ndarray.reference_counts import HELD, TAKEN
 from flowmx.ops.registry.operators import Operator, Run
+
+if TYPE_CHECKING:
+    from flowmx.ndarray.replay_frames import Frame, FramedProgram, Frames
 
 
 class Step(NamedTuple):
@@ -86,46 +89,6 @@ def storage_of(saved: Any) -> Storage:
     return saved if type(saved) is Storage else saved.storage
 
 
-class ProgramRun(Protocol):
-    """A program in a frame (``replay_frames.py``).
-
-    Attributes:
-        totals: the program's totals, to store after :meth:`compute`.
-        current: the position of the step that is computed.
-    """
-
-    totals: Sequence[Total]
-    current: int
-
-    def compute(self, run: Run, /) -> None:
-        """Compute the steps of the program, except its totals."""
-
-    def clear(self) -> None:
-        """Release the arrays that belong to this pass and that no later program reads."""
-
-
-class Frame(Protocol):
-    """Memory for the slots of a replay, which one pass uses at a time.
-
-    Attributes:
-        slots: the slots.
-        runs: the programs.
-    """
-
-    slots: list[Any]
-    runs: Sequence[ProgramRun]
-
-
-class Frames(Protocol):
-    """The frames of a replay."""
-
-    def take(self, programs: Sequence[Program], count: int, run: Run, /) -> Frame | None:
-        """Return a frame for a pass; None if the pass must allocate its arrays."""
-
-    def give(self, frame: Frame, /) -> None:
-        """Return the frame of a pass that succeeded."""
-
-
 class Pass:
     """A replayed pass while it runs.
 
@@ -150,7 +113,7 @@ class Pass:
     def begin(self, run: Run, number: int) -> None:
         """Prepare the slots, at the first operation that runs."""
         if not self.slots:
-            frame = None if number or engine.poisoned else self._frames.take(self.programs, self._count, run)
+            frame = None if number else self._frames.take(self.programs, self._count, run)
             self.frame = frame
             self.slots = [None] * self._count if frame is None else frame.slots
 
@@ -194,30 +157,30 @@ def compute(
 
 
 def _compute_in_frame(
-    run: Run, program_run: ProgramRun, state: Pass, program: Program, grads: Sequence[BaseArray], op: Operation
+    run: Run, framed: FramedProgram, state: Pass, program: Program, grads: Sequence[BaseArray], op: Operation
 ) -> bool:
     """Run the steps of one operation in a frame; return False if one failed, which ends the use of the frame."""
     slots, failures = state.slots, state.failures
     try:
-        program_run.compute(run)
+        framed.compute(run)
     except Exception as error:  # operators may raise anything
-        at = program_run.current
+        at = framed.current
         step = program.steps[at]
         state.frame = None
         _fail(failure_of(error, bulks.named(op, getattr(step, "name", op.name))), step, failures, grads, op)
         totals = [each for each in program.steps[:at] if isinstance(each, Total)]
         _compute_carefully(run, [*totals, *program.steps[at + 1 :]], slots, failures, grads, op)
         return False
-    for at, total in enumerate(program_run.totals):
+    for at, total in enumerate(framed.totals):
         try:
             _store(run, total, slots, grads[total.leaf])
         except Exception as error:  # the memory of a buffer may be exhausted
             state.frame = None
             _fail(failure_of(error, bulks.named(op, op.name)), total, failures, grads, op)
-            _compute_carefully(run, program_run.totals[at + 1 :], slots, failures, grads, op)
+            _compute_carefully(run, framed.totals[at + 1 :], slots, failures, grads, op)
             return False
         grads[total.leaf].storage.failure = None
-    program_run.clear()
+    framed.clear()
     return True
 
 

@@ -20,10 +20,13 @@ from flowmx import autograd, nd
 from flowmx.engine.runtime import engine
 from flowmx.errors import AutogradError, CrossDeviceWarning
 from flowmx.gluon import nn
+from tests.native_runs import eager_native_runs
 from tests.replays import eager_replays
 from tests.tape.generate import again, make
 from tests.tape.oracle import Invalid
 
+RUNS = 3
+"""Runs of each program: backward passes are learned in the first, and become native runs in the second."""
 TOLERANCE = 2e-3
 numbers = itertools.count()
 
@@ -160,8 +163,8 @@ def judge(program, world=None):
     world = world or again(program)
     if world.refusal is not None:
         program = program[: world.refusal[0] + 1]
-    with eager_replays():
-        for _ in range(2):  # the first run's backward passes are learned, the second's are replayed
+    with eager_replays(), eager_native_runs():
+        for _ in range(RUNS):
             wrong, ending = judged(program, world, run(program))
             if wrong is not None:
                 break

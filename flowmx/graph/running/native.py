@@ -21,6 +21,7 @@ from flowmx.ops.registry.operators import Array, Run
 if TYPE_CHECKING:
     from flowmx.graph.running.steps import Step
 
+
 class Piece:
     """Consecutive steps that run together.
 
