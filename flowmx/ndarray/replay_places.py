@@ -1,4 +1,4 @@
-"""Where the slots of a replay are in a frame: offsets in its block, views, constants, and new arrays of each pass.
+"""Places of the slots of a replay in a frame: offsets in its block, views, constants, and new arrays of each pass.
 
 Values that never live at the same time share memory. A total that becomes the content of a gradient buffer has a new
 array in each pass.
@@ -62,7 +62,7 @@ def lay_out(programs: Sequence[Program]) -> Layout | None:
 
 
 class _Slots:
-    """The slots of a replay: where each is computed, what it shows, and when it is read last.
+    """The slots of a replay, with the step that computes each, the slot that it shows, and its last use.
 
     A position counts the steps of all programs. Totals are stored at the end of their program.
     """
@@ -145,11 +145,11 @@ class _Slots:
         start = 0
         for program, end in zip(self._programs, self._ends, strict=True):
             steps = [(at, step) for at, step in enumerate(program.steps) if isinstance(step, Step)]
-            made = [slot for _, step in steps for slot, _, _ in step.makes]
-            shown = [slot for slot in made if slot in self._roots and slot in own]
+            outputs = [slot for _, step in steps for slot, _, _ in step.makes]
+            shown = [slot for slot in outputs if slot in self._roots and slot in own]
             yield FramedSteps(
                 tuple([each for each in steps if each[1].forward is not None and each[1].makes[0][0] not in constants]),
-                tuple([(slot, *self._forms[slot]) for slot in made if slot in new]),
+                tuple([(slot, *self._forms[slot]) for slot in outputs if slot in new]),
                 tuple([(slot, self._roots[slot], self._forms[slot][0]) for slot in shown]),
                 tuple([step for step in program.steps if isinstance(step, Total)]),
                 tuple([slot for slot in own if start <= self._last[slot] <= end]),

@@ -81,6 +81,8 @@ class Adam(_Moments):
             parameters["lazy_update"] = False
         return Call("adam_update", tuple(state), parameters)
 
+    uniform_call = call
+
 
 class _BiasCorrected(_Moments):
     """An optimizer with optional correction of the moments' bias."""
@@ -128,6 +130,8 @@ class AdamW(_BiasCorrected):
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
         return self.moments("_adamw_step", state, lr=1.0, eta=self.corrected_lr(lr, t), wd=wd, epsilon=self.epsilon)
+
+    uniform_call = call
 
 
 @register

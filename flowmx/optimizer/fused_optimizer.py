@@ -45,6 +45,8 @@ class FusedOptimizer(Optimizer):
     master_last: ClassVar[bool] = False
     through_update: ClassVar[bool] = True
     """True if steps call an overridden :meth:`update`; False for SGD, NAG, LARS and LAMB, as in MXNet."""
+    uniform_call: ClassVar[Any] = None
+    """The :meth:`call` of a class if its name and parameters depend only on the rates and the number of updates."""
     takes_lists: ClassVar[bool] = False
     """True if an overridden `_update_impl` takes lists of weights, as in MXNet's SGD, LARS and LAMB."""
 
@@ -112,8 +114,15 @@ class FusedOptimizer(Optimizer):
         counts = self._index_update_count
         updates: list[Update] = []
         last: list[Any] = ["", None, None]
+        is_uniform = type(self).call is type(self).uniform_call and "call" not in vars(self)
+        form, call = None, None
         for (index, weight, grad, state, master), (lr, wd) in zip(items, self.rates(indices), strict=False):
-            call = self.call(index, state, lr, wd, counts[index])
+            count = counts[index]
+            if is_uniform and call is not None and form == (lr, wd, count, type(state)):
+                call = Call(call.operator, _states_in(state), call.parameters)
+            else:
+                call = self.call(index, state, lr, wd, count)
+                form = lr, wd, count, type(state)
             updates.append(_prepare(call, weight, grad, master, last))
         key = indices[0], updates[0].weight.storage.device
         group = self._groups.get(key)
@@ -129,6 +138,11 @@ class FusedOptimizer(Optimizer):
 _update, _update_impl = FusedOptimizer.update, FusedOptimizer._update_impl
 
 
+def _states_in(state: State) -> tuple[NDArray, ...]:
+    """Return the arrays of a state."""
+    return () if state is None else (state,) if isinstance(state, NDArray) else tuple(state)
+
+
 def _prepare(call: Call, weight: NDArray, grad: NDArray, master: NDArray | None, last: list[Any]) -> Update:
     """Return the update of a weight; ``last`` caches the last operator's name, its parameters, and the operator."""
     name, states, parameters = call
@@ -136,6 +150,6 @@ def _prepare(call: Call, weight: NDArray, grad: NDArray, master: NDArray | None,
         name = _SPARSE_VARIANTS.get(name, name)
     if master is not None and name in _MIXED_VARIANTS:
         name, states, master = _MIXED_VARIANTS[name], (*states, master), None
-    if name != last[0] or parameters != last[1]:
+    if name != last[0] or (parameters is not last[1] and parameters != last[1]):
         last[:] = name, parameters, find_operator(name, tuple(parameters.items()))
     return Update(last[2], weight, grad, states, master)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from operator import is_
 from typing import Any, NamedTuple, cast
 
 from flowmx.errors import DeviceError
@@ -18,18 +19,9 @@ from flowmx.ops.optimizers.updates import WeightUpdate, has_batched_update, upda
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.operators import LIGHT_BYTES, Operator, Run, lookup
 from flowmx.ops.sparse.shapes import SparseShape
+from flowmx.optimizer.native_updates import NativeUpdates, PreparedUpdate
 
 Forward = Callable[..., None]
-
-
-class PreparedUpdate(NamedTuple):
-    """A computation with its inputs, its output and its operator; ``mixed`` is True if it updates a float32 copy."""
-
-    forward: Forward
-    inputs: Sequence[BaseArray]
-    out: BaseArray
-    op: Any
-    mixed: bool
 
 
 class Update(NamedTuple):
@@ -66,34 +58,41 @@ class Group(NamedTuple):
     Attributes:
         updates: the updates.
         arrays: the arrays of each update, in its operator's order.
-        storages: the memory of the arrays of each update.
+        storages: the memory of all arrays.
+        parts: the kinds of operators, and the arrays as they were passed.
         reads, writes: the variables of all updates.
         touched_bytes: the approximate number of bytes read and written.
+        native: their native call, or None.
+        prepared: the last operators, and their computations.
     """
 
     updates: Sequence[Update]
     arrays: Sequence[Sequence[BaseArray]]
-    storages: Sequence[Sequence[Any]]
+    storages: Sequence[Any]
+    parts: Sequence[Any]
     reads: tuple[Any, ...]
     writes: tuple[Any, ...]
     touched_bytes: int
+    native: NativeUpdates | None
+    prepared: list[Any]
 
     def matches(self, updates: Sequence[Update]) -> bool:
         """Return whether updates have the same arrays and operators of the same kinds."""
         if len(updates) != len(self.updates) or recording.get().recording:
             return False
-        for new, old, arrays, storages in zip(updates, self.updates, self.arrays, self.storages, strict=True):
-            if new.weight is not old.weight or new.grad is not old.grad or new.master is not old.master:
-                return False
-            if type(new.op) is not type(old.op) or len(new.states) != len(old.states):
-                return False
-            for state, previous in zip(new.states, old.states, strict=True):
-                if state is not previous:
-                    return False
-            for array, storage in zip(arrays, storages, strict=True):
-                if array.storage is not storage:
-                    return False
-        return True
+        parts = _parts(updates)
+        if len(parts) != len(self.parts) or not all(map(is_, parts, self.parts)):
+            return False
+        storages = [array.storage for arrays in self.arrays for array in arrays]
+        return all(map(is_, storages, self.storages))
+
+
+def _parts(updates: Sequence[Update]) -> list[Any]:
+    """Return what two pushes of the same updates have in common: the kinds of operators, and the arrays."""
+    parts: list[Any] = []
+    for op, weight, grad, states, master in updates:
+        parts += (type(op), weight, grad, master, *states)
+    return parts
 
 
 def push(updates: Sequence[Update], group: Group | None = None) -> Group | None:
@@ -118,15 +117,37 @@ def push(updates: Sequence[Update], group: Group | None = None) -> Group | None:
         group = _group(updates)
     assert group is not None
     device = updates[0].weight.storage.device
+    steps = _steps(updates, group, device)
+    # A first run may have to compile, which must not happen on the thread of an event loop.
+    light = group.touched_bytes <= (_LIGHT_BYTES if is_known else LIGHT_BYTES)
+    short, run = is_known and group.touched_bytes <= MAX_WEIGHT, run_on(device, False)
+    push_on(
+        device,
+        _compute,
+        (run, steps, group.native if is_known else None),
+        group.reads,
+        group.writes,
+        updates[0].op.name,
+        light,
+        depth=4,
+        short=short,
+    )
+    return group
+
+
+def _steps(updates: Sequence[Update], group: Group, device: Any) -> Sequence[PreparedUpdate]:
+    """Return the computations of updates, those of the last push if the operators are the same."""
+    ops = [item.op for item in updates]
+    last = group.prepared
+    if last and last[0] is device and all(map(is_, ops, last[1])):
+        steps: Sequence[PreparedUpdate] = last[2]
+        return steps
     steps = []
     for item, arrays in zip(updates, group.arrays, strict=True):
         forward = (_forward if item.master is None else _mixed_forward)(item.op, device)
         steps.append(PreparedUpdate(forward, arrays, item.weight, item.op, item.master is not None))
-    # A first run may have to compile, which must not happen on the thread of an event loop.
-    light = group.touched_bytes <= (_LIGHT_BYTES if is_known else LIGHT_BYTES)
-    short, run = is_known and group.touched_bytes <= MAX_WEIGHT, run_on(device, False)
-    push_on(device, _compute, (run, steps), group.reads, group.writes, updates[0].op.name, light, depth=4, short=short)
-    return group
+    group.prepared[:] = device, ops, steps
+    return steps
 
 
 def _group(updates: Sequence[Update]) -> Group:
@@ -139,13 +160,19 @@ def _group(updates: Sequence[Update]) -> Group:
         touched_bytes += nbytes
         reads.update(dict.fromkeys([array.storage for array in arrays]))
         writes.update(dict.fromkeys([array.storage for array in (item.weight, *arrays[2:])]))
-    storages = [[array.storage for array in arrays] for arrays in array_lists]
+    storages = [array.storage for arrays in array_lists for array in arrays]
     # A gradient that was copied, or moved from another device, is a new array each time.
     reusable_updates = [
         item if arrays[1] is item.grad else item._replace(grad=_NO_GRADIENT)
         for item, arrays in zip(updates, array_lists, strict=True)
     ]
-    return Group(reusable_updates, array_lists, storages, tuple(reads), tuple(writes), touched_bytes)
+    is_plain = all(item.master is None for item in updates) and not any(
+        array.strided_view for arrays in array_lists for array in arrays
+    )
+    return Group(
+        reusable_updates, array_lists, storages, _parts(reusable_updates), tuple(reads), tuple(writes), touched_bytes,
+        NativeUpdates() if is_plain else None, [],
+    )  # fmt: skip
 
 
 _NO_GRADIENT: Any = object()
@@ -209,7 +236,9 @@ def _mixed_forward(op: Operator, device: Any) -> Forward:
     return timed_forward
 
 
-def _compute(run: Run, steps: Sequence[PreparedUpdate]) -> None:
+def _compute(run: Run, steps: Sequence[PreparedUpdate], native: NativeUpdates | None) -> None:
+    if native is not None and native.run(run, steps):
+        return
     if has_batched_update(run.device.kernels) and run.device.has_numerics:
         _compute_together(run, steps)
         return

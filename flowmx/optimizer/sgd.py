@@ -29,6 +29,8 @@ class Momentum(FusedOptimizer):
             return Call(self.operators[0], (), parameters)
         return Call(self.operators[1], (state,), {**parameters, "momentum": self.momentum})
 
+    uniform_call = call
+
 
 @register
 class SGD(Momentum):

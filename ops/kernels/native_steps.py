@@ -1,4 +1,4 @@
-"""What bound graphs and replays of backward passes share: which steps are recorded, and when.
+"""Rules for native runs of bound graphs, backward passes and updates: which steps are recorded, and when.
 
 The first runs compute the steps one by one, so that kernels are compiled. Then the steps are recorded once, and again
 after better code was compiled, or in another setting.
@@ -21,7 +21,7 @@ PLAIN_RUNS = 1
 _PRODUCTS = (Dot, BatchDot)
 """Operators without a kernel whose forward is one product."""
 PLAIN, RECORD, NATIVE = range(3)
-"""What to do in a run: compute steps one by one, record them, or make the recorded calls."""
+"""Actions in a run: compute steps one by one, record them, or make the recorded calls."""
 
 
 def computes_natively(device_type: str, op: Operator | type[Operator]) -> bool:
@@ -44,7 +44,7 @@ def can_run_natively(device: Device) -> bool:
 
 
 class Schedule:
-    """When the steps of a list that runs repeatedly are recorded."""
+    """A schedule of the recordings of steps that run repeatedly."""
 
     def __init__(self) -> None:
         self._form: tuple[Any, ...] = ()

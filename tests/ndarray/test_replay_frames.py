@@ -12,8 +12,8 @@ import flowmx as mx
 from flowmx import autograd, nd, settings
 from flowmx.gluon import nn, rnn
 from flowmx.ndarray import replay_frames
-from flowmx.ndarray.backward_replay import Step
 from flowmx.ndarray.replay_places import _Memory
+from flowmx.ndarray.replay_steps import Step
 from flowmx.ops.kernels import small_arrays
 from flowmx.ops.kernels.llvm import native_run
 from tests.native_runs import eager_native_runs

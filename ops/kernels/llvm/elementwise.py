@@ -91,6 +91,9 @@ class Loop:
         reals: the element type of each array in memory, inputs first, if they differ.
     """
 
+    FIRST_NUMBER = 4
+    """The position of the numbers in the words of a call."""
+
     def __init__(self, outputs: Sequence[Expr], inputs: int, real: Real, reals: Sequence[Real] = ()) -> None:
         self.outputs = outputs
         self.inputs = inputs
@@ -98,7 +101,7 @@ class Loop:
         self._reals = reals or [real] * (inputs + len(outputs))
         self.uniforms = uniforms(outputs)
         self.program = Program(self._write)
-        self._pack = struct.Struct(f"4q{len(self.uniforms)}d").pack
+        self._pack = struct.Struct(f"{self.FIRST_NUMBER}q{len(self.uniforms)}d").pack
         self._pack_places = struct.Struct(f"{inputs + len(outputs)}q").pack
         self._pace = pace(outputs, inputs + len(outputs), real)
 

@@ -312,6 +312,16 @@ class NativeRun:
         check("primitive_execute", result)
         raise OneDNNError("oneDNN: primitive_execute failed")
 
+    def replace_words(self, loop: int, first: int, words: bytes) -> None:
+        """Replace some arguments of a loop in later runs.
+
+        Args:
+            loop: the position of the loop among the recorded loops.
+            first: the position of the first argument.
+            words: the new ones.
+        """
+        ctypes.memmove(ctypes.addressof(self._words[2 * loop]) + 8 * first, words, len(words))
+
     @property
     def current_step(self) -> int:
         """The position of the step that runs, or that ran last."""
