@@ -34,6 +34,7 @@ ELSEWHERE: dict[str, str] = {
         [f"_wide_backward_{layer}_weight" for layer in ("Convolution", "Deconvolution", "FullyConnected")],
         "made by the fusion pass for 16 bits: tests/ops/test_bfloat16.py",
     ),
+    "_joined_normalization": "made by the pass of that name: tests/graph/test_joined_normalization.py",
     "_kept_rnn_param_concat": "a join, made by the packing pass: tests/ops/test_bfloat16.py",
     **dict.fromkeys(["_packed_RNN", "_pack_RNN"], "made by the packing pass: tests/ops/test_packed_rnn.py"),
     **dict.fromkeys(
