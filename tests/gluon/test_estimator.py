@@ -355,3 +355,46 @@ def test_a_missing_gpu_is_refused():
 def test_a_loader_without_labels_is_refused():
     with pytest.raises(ValueError, match=r"an array of shape \(16, 5\), expected"):
         make_estimator().fit(gluon.data.DataLoader(gluon.data.ArrayDataset(X), batch_size=16), epochs=1)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_plateau_of_a_metric_reduces_the_learning_rate(asynchronous):
+    net = network()
+    schedule = mx.lr_scheduler.ReduceLROnPlateau(
+        factor=0.5, patience=1, threshold=1e9, threshold_mode="abs", base_lr=0.1
+    )
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"lr_scheduler": schedule})
+    estimator = make_estimator(net, trainer=trainer)
+    handlers = [est.PlateauHandler(schedule, estimator.val_metrics[-1])]
+    if asynchronous:
+        asyncio.run(estimator.fit_async(BATCHES, BATCHES, epochs=5, event_handlers=handlers))
+    else:
+        estimator.fit(BATCHES, BATCHES, epochs=5, event_handlers=handlers)
+    assert trainer.learning_rate == 0.025  # the values of epochs 2 and 3, and of 4 and 5, are no improvement
+
+
+def test_an_average_follows_the_updates_of_an_estimator():
+    net = network()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, accumulate=2)
+    average = gluon.ExponentialMovingAverage(net, 0.5)
+    estimator = make_estimator(net, trainer=trainer)
+    estimator.fit(BATCHES, epochs=4, event_handlers=[est.AverageHandler(average)])
+    assert trainer.optimizer.num_update == average.updates == 6
+    with average.average_parameters():
+        estimator.evaluate(BATCHES)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: est.PlateauHandler(None, mx.metric.Loss()), "schedule is NoneType, expected a ReduceLROnPlateau"),  # type: ignore[arg-type]
+        (
+            lambda: est.PlateauHandler(mx.lr_scheduler.ReduceLROnPlateau(), "loss"),
+            "monitor is 'loss', expected one metric",
+        ),
+        (lambda: est.AverageHandler(0.9), "average is float, expected a gluon.ExponentialMovingAverage"),  # type: ignore[arg-type]
+    ],
+)
+def test_handlers_of_schedules_refuse_other_arguments(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -4,6 +4,7 @@ from flowmx.gluon.contrib.estimator import batch_processor, estimator, event_han
 from flowmx.gluon.contrib.estimator.batch_processor import BatchProcessor
 from flowmx.gluon.contrib.estimator.estimator import Estimator
 from flowmx.gluon.contrib.estimator.event_handler import (
+    AverageHandler,
     BatchBegin,
     BatchEnd,
     CheckpointHandler,
@@ -13,6 +14,7 @@ from flowmx.gluon.contrib.estimator.event_handler import (
     GradientUpdateHandler,
     LoggingHandler,
     MetricHandler,
+    PlateauHandler,
     ProgressBarHandler,
     StoppingHandler,
     TrainBegin,
@@ -21,7 +23,8 @@ from flowmx.gluon.contrib.estimator.event_handler import (
 )
 
 __all__ = [
-    "BatchBegin", "BatchEnd", "BatchProcessor", "CheckpointHandler", "EarlyStoppingHandler", "EpochBegin", "EpochEnd",
-    "Estimator", "GradientUpdateHandler", "LoggingHandler", "MetricHandler", "ProgressBarHandler", "StoppingHandler",
-    "TrainBegin", "TrainEnd", "ValidationHandler", "batch_processor", "estimator", "event_handler", "utils",
+    "AverageHandler", "BatchBegin", "BatchEnd", "BatchProcessor", "CheckpointHandler", "EarlyStoppingHandler",
+    "EpochBegin", "EpochEnd", "Estimator", "GradientUpdateHandler", "LoggingHandler", "MetricHandler",
+    "PlateauHandler", "ProgressBarHandler", "StoppingHandler", "TrainBegin", "TrainEnd", "ValidationHandler",
+    "batch_processor", "estimator", "event_handler", "utils",
 ]  # fmt: skip

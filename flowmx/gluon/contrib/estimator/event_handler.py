@@ -18,15 +18,16 @@ from flowmx.gluon.contrib.estimator.events import (
 )
 from flowmx.gluon.contrib.estimator.logs import LoggingHandler
 from flowmx.gluon.contrib.estimator.progress import ProgressBarHandler
+from flowmx.gluon.contrib.estimator.schedules import AverageHandler, PlateauHandler
 from flowmx.gluon.contrib.estimator.utils import check_metrics
 from flowmx.metric import Loss
 from flowmx.observability.flight import curves
 from flowmx.observability.safety import step_counter
 
 __all__ = [
-    "BatchBegin", "BatchEnd", "CheckpointHandler", "EarlyStoppingHandler", "EpochBegin", "EpochEnd", "EventHandler",
-    "GradientUpdateHandler", "LoggingHandler", "MetricHandler", "ProgressBarHandler", "StoppingHandler", "TrainBegin",
-    "TrainEnd", "ValidationHandler",
+    "AverageHandler", "BatchBegin", "BatchEnd", "CheckpointHandler", "EarlyStoppingHandler", "EpochBegin", "EpochEnd",
+    "EventHandler", "GradientUpdateHandler", "LoggingHandler", "MetricHandler", "PlateauHandler", "ProgressBarHandler",
+    "StoppingHandler", "TrainBegin", "TrainEnd", "ValidationHandler",
 ]  # fmt: skip
 
 
