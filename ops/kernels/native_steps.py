@@ -16,8 +16,8 @@ from flowmx.ops.linalg.dot import BatchDot, Dot
 from flowmx.ops.registry.kernels import kernel_for
 from flowmx.ops.registry.operators import Operator
 
-PLAIN_RUNS = 1
-"""The number of runs before the first recording."""
+PLAIN_RUNS = 7
+"""The number of runs before the first recording, which takes about as long as it saves in ten runs."""
 _PRODUCTS = (Dot, BatchDot)
 """Operators without a kernel whose forward is one product."""
 PLAIN, RECORD, NATIVE = range(3)

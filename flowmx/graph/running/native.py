@@ -1,9 +1,10 @@
 """Native runs of steps: the native calls of consecutive steps are recorded once, and then made in one call.
 
-The first run of the steps computes them one by one, so that kernels are compiled. The second one records the native
-calls of each step (:mod:`flowmx.ops.kernels.recording`). Later runs make the calls of consecutive recorded steps at
-once, without the interpreter. A step with other work, such as a NumPy function, still runs separately. So do all steps
-while an array has another form than when its step was recorded.
+The first runs of the steps compute them one by one: kernels are compiled meanwhile, and shapes that occur a few times
+only are not worth a recording. Then a run records the native calls of each step (:mod:`flowmx.ops.kernels.recording`).
+Later runs make the calls of consecutive recorded steps at once, without the interpreter. A step with other work, such
+as a NumPy function, still runs separately. So do all steps while an array has another form than when its step was
+recorded.
 """
 
 from __future__ import annotations
