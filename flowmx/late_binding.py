@@ -27,6 +27,7 @@ TARGETS = frozenset(
         "visualization.notebook",
         # Arrays in progress bars.
         "engine",
+        "engine.loops",
         # Packages and those of their modules that import the package.
         "devices",
         "devices.cuda",

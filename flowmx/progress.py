@@ -12,7 +12,6 @@ Example:
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import shutil
@@ -219,7 +218,7 @@ class Bar:
         """Draw the final state. In plain code, wait for the arrays that it shows; in a coroutine, do not."""
         for name, value in self._values.items():
             read = value.finish(name)
-            if read is not None and asyncio._get_running_loop() is None:
+            if read is not None and late("engine.loops").in_plain_code():
                 read.wait()
         self._close()
 

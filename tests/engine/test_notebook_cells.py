@@ -290,3 +290,25 @@ def test_an_interrupt_at_any_moment_leaves_nothing_running(monkeypatch, moment):
         loops._run_in_thread(coroutine)
     assert ended.is_set() is (moment != "before the thread")
     assert coroutine.cr_frame is None
+
+
+def test_curves_appear_once_in_a_cell_and_a_progress_bar_has_the_last_loss(tmp_path):
+    shown = outputs(
+        tmp_path,
+        """
+        curves = mx.viz.Curves()
+        for epoch in range(3):
+            curves.log("loss", 1 / (epoch + 1), epoch)
+            curves.show()
+        curves
+        """,
+        "curves",
+        """
+        for number in (bar := mx.progress.track([1, 2, 3], "epoch 1")):
+            bar.show(loss=mx.nd.ones(2) * number)
+        """,
+    )
+    for cell in shown[:2]:
+        assert [output["data"]["text/html"][:4] for output in cell] == ["<svg"]
+    assert text(shown[2]).startswith("epoch 1  [####################] 3/3")
+    assert text(shown[2]).endswith("loss 3")
