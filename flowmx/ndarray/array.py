@@ -331,6 +331,8 @@ class NDArray(Methods, Arithmetic):
         return cast("NDArray", indexing.get(self, key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        if not self.dims and isinstance(key, slice) and key == slice(None):
+            key = ()  # array[:] = value assigns an array without axes, too, as in MXNet
         indexing.put(self, key, value)
 
     def slice_assign(self, rhs: NDArray, begin: Shape, end: Shape, step: Shape | None = None) -> NDArray:

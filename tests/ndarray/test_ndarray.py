@@ -562,3 +562,14 @@ def test_pickles_of_earlier_versions_are_read():
     assert sparse.stype == "csr" and (sparse.asnumpy() == 1).all()
     assert isinstance(array, mx.np.ndarray) and array.asnumpy().tolist() == [1, 1]
     assert context == mx.cpu(0)
+
+
+def test_a_full_slice_assigns_an_array_without_axes():
+    with mx.util.np_shape(True):
+        scalar = mx.nd.array(np.float32(3))
+        scalar[:] = 5
+        assert scalar.shape == () and scalar.asscalar() == 5
+        x, y = mx.sym.Variable("x"), mx.sym.Variable("y", shape=())
+        executor = mx.sym.broadcast_add(x, y).simple_bind(mx.cpu(), grad_req="null", x=(2,), y=())
+        executor.forward(x=mx.nd.ones((2,)), y=scalar)
+        np.testing.assert_array_equal(executor.outputs[0].asnumpy(), [6, 6])
