@@ -171,7 +171,7 @@ class Estimator:
     def fit(
         self, train_data: Any, val_data: Any = None, epochs: int | None = None, event_handlers: Any = None,
         batches: int | None = None, batch_axis: int = 0,
-    ) -> Coroutine[Any, Any, None]:  # fmt: skip
+    ) -> Done:  # fmt: skip
         """Train for a number of epochs or batches. Plain code blocks until training ends; a coroutine awaits it.
 
         Args:
@@ -200,7 +200,7 @@ class Estimator:
 
     def evaluate(
         self, val_data: Any, batch_axis: int = 0, event_handlers: Any = None
-    ) -> Coroutine[Any, Any, None]:  # fmt: skip
+    ) -> Done:  # fmt: skip
         """Evaluate into :attr:`val_metrics`. Plain code blocks until evaluation ends; a coroutine awaits it.
 
         Args:
