@@ -49,7 +49,7 @@ def compare(monkeypatch, net, **shapes):
         assert_close(expected, result)
 
 
-@pytest.mark.parametrize("rows", [2, 7, 49, 301])
+@pytest.mark.parametrize("rows", [1, 2, 7, 49, 301])
 @pytest.mark.parametrize("inputs", [5, 96, 1601])
 @pytest.mark.parametrize("outputs", [64, 130])
 def test_sizes(monkeypatch, rows, inputs, outputs):

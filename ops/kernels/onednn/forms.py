@@ -77,7 +77,7 @@ def _is_by_panels(op: Any, data: Shape) -> bool:
     """
     outputs, inputs = op.weight_shape(data)[:2]
     rows, padded = prod(data) // inputs, -(-outputs // PANEL) * PANEL
-    if rows == 1 or outputs * inputs < _PANEL_WEIGHTS or padded - outputs > outputs // _PADDED_SHARE:
+    if outputs * inputs < _PANEL_WEIGHTS or padded - outputs > outputs // _PADDED_SHARE:
         return False
     if not isinstance(op, Convolution):
         return True

@@ -24,7 +24,7 @@ from flowmx.ops.kernels.onednn.work import Operand, Work, multiplying
 
 DEEPEST = 768
 """The maximum number of inputs of a part: one part and the next one take a fifth of the second-level cache."""
-_CHUNK = 1 << 18
+_CHUNK = 1 << 17
 """The elements of data that stay in the second-level cache while all weights are read."""
 _RESIDENT, _NEAR = 1 << 18, 1 << 13
 """The elements of weights that stay there, and then those of data of a chunk, which stay in the first-level cache."""
