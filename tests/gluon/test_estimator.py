@@ -373,6 +373,16 @@ def test_a_plateau_of_a_metric_reduces_the_learning_rate(asynchronous):
     assert trainer.learning_rate == 0.025  # the values of epochs 2 and 3, and of 4 and 5, are no improvement
 
 
+def test_metrics_of_each_class_and_matrices_are_logged():
+    metrics = [mx.metric.Precision(average=None), mx.metric.ConfusionMatrix(), mx.metric.AUC()]
+    estimator = make_estimator(train_metrics=metrics)
+    estimator.fit(BATCHES, epochs=1)
+    names = re.findall(r"(\S+(?: \S+)?): \d\.\d{4}", estimator.lines[-1])
+    assert [name.removeprefix("training ") for name in names] == [
+        "precision[0]", "precision[1]", "confusion_matrix", "auc",
+    ]  # fmt: skip
+
+
 def test_an_average_follows_the_updates_of_an_estimator():
     net = network()
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, accumulate=2)

@@ -36,7 +36,8 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
         self.log_interval_time = 0.0
 
     def _values(self) -> str:
-        return ", ".join("{}: {:.4f}".format(*metric.get()) for metric in self.metrics)
+        pairs = [pair for metric in self.metrics for pair in metric.get_name_value()]
+        return ", ".join(f"{name}: {value:.4f}" for name, value in pairs)
 
     def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Log the optimizer, the learning rate and the length of training."""
