@@ -10,6 +10,7 @@ import pytest
 import flowmx as mx
 from flowmx import foreign_names
 from flowmx.gluon import nn
+from flowmx.gluon.nn import activations
 
 NET = nn.HybridSequential()
 NET.add(nn.Dense(2, in_units=3))
@@ -144,6 +145,10 @@ class WithoutF(mx.gluon.HybridBlock):
         (lambda: mx.metric.F1().update(X, mx.nd.ones(2)), r"labels are the first argument: metric\.update\(labels"),
         (lambda: nn.Dense(3).summary(), r"pass one, such as net\.summary\(mx\.nd\.ones\(\(1, 3\)\)\)"),
         (lambda: WithoutF()(X), r"hybrid_forward\(self, F, x, \.\.\.\) is called with F"),
+        (
+            lambda: nn.Activation("gelu")(X),
+            r"there is no activation 'gelu', only 'relu'.*use the layer gluon\.nn\.GELU",
+        ),
         (lambda: mx.nd.concat(X, X, axis=1), "did you mean 'dim'"),  # type: ignore[call-arg]
         (lambda: mx.gluon.Trainer([X], "sgd"), r"params holds NDArray, expected Parameters: pass net\.collect_params"),  # type: ignore[list-item]
     ],
@@ -158,3 +163,10 @@ def test_a_pickle_is_named(tmp_path):
     (tmp_path / "arrays.pkl").write_bytes(pickle.dumps({"a": 1}))
     with pytest.raises(ValueError, match=r"found a Python pickle, which can run code; save arrays with mx\.nd\.save"):
         mx.nd.load(tmp_path / "arrays.pkl")
+
+
+@pytest.mark.parametrize("name", list(activations._LAYERS))
+def test_layers_of_activations_exist(name):
+    layer = eval(f"nn.{activations._LAYERS[name]}", {"nn": nn})
+    layer.initialize()
+    assert layer(X).shape == X.shape

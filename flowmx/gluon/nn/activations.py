@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from flowmx import initializer
+from flowmx.errors import ParameterError
 from flowmx.gluon.hybrid import Layer
 
 __all__ = ["ELU", "GELU", "SELU", "Activation", "LeakyReLU", "PReLU", "Swish"]
+
+_LAYERS = {
+    "elu": "ELU()", "gelu": "GELU()", "leaky": "LeakyReLU(0.01)", "leaky_relu": "LeakyReLU(0.01)", "prelu": "PReLU()",
+    "selu": "SELU()", "silu": "Swish()", "swish": "Swish()",
+}  # fmt: skip
+"""Activations that are layers, by the names that other libraries use."""
 
 
 class Activation(Layer):
@@ -26,6 +33,11 @@ class Activation(Layer):
         return self._act_type
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
+        if self._act_type in _LAYERS:
+            raise ParameterError(
+                f"Activation: there is no activation {self._act_type!r}, only 'relu', 'sigmoid', 'tanh', 'softrelu' "
+                f"and 'softsign': use the layer gluon.nn.{_LAYERS[self._act_type]}"
+            )
         return F.Activation(x, act_type=self._act_type, name="fwd")
 
     def __repr__(self) -> str:
