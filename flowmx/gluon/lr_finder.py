@@ -87,17 +87,15 @@ class LRFinder:
         """
         self._check(start_lr, end_lr, num_steps, beta)
         trial = self._make_trial()
-        weights = {
-            param: param.list_data() for param in self._net.collect_params().values() if param._arrays is not None
-        }
-        with autograd.pause():
-            saved = {param: [array.copy() for array in arrays] for param, arrays in weights.items()}
+        saved: list[tuple[NDArray, NDArray]] = []
         self.learning_rates, self.losses = [], []
         average, factor = 0.0, (end_lr / start_lr) ** (1 / (num_steps - 1))
         try:
             async for number, batch in _batches(data, num_steps):
+                parts = self._split(batch)
+                saved = saved or self._copy_weights(parts[0])
                 trial.set_learning_rate(start_lr * factor**number)
-                loss = await self._step(trial, batch)
+                loss = await self._step(trial, *parts)
                 average = beta * average + (1 - beta) * loss
                 smooth = average / (1 - beta ** (number + 1))
                 self.learning_rates.append(trial.learning_rate)
@@ -106,9 +104,17 @@ class LRFinder:
                     break
         finally:
             with autograd.pause():
-                for param, copies in saved.items():
-                    for array, copy in zip(weights[param], copies, strict=True):
-                        array[:] = copy
+                for array, copy in saved:
+                    array[:] = copy
+
+    def _copy_weights(self, data: list[NDArray]) -> list[tuple[NDArray, NDArray]]:
+        """Return the arrays of all parameters, and copies; first initialize those whose shape is not known yet."""
+        params = self._net.collect_params().values()
+        with autograd.pause():
+            if any(param._deferred is not None for param in params):
+                for part in data:
+                    self._net(part)
+            return [(array, array.copy()) for param in params for array in param.list_data()]
 
     def _check(self, start_lr: float, end_lr: float, num_steps: int, beta: float) -> None:
         if not 0 < start_lr < end_lr:
@@ -134,20 +140,23 @@ class LRFinder:
             update_on_kvstore=None if trainer._max_grad_norm is not None else False,
         )  # fmt: skip
 
-    async def _step(self, trial: Trainer, batch: Any) -> float:
-        """Train on a batch, and return its mean loss before the update."""
+    def _split(self, batch: Any) -> tuple[list[NDArray], list[NDArray]]:
+        """Return the data and the labels of a batch on each device."""
         if not isinstance(batch, (list, tuple)) or len(batch) < 2:
             raise ArgumentError(
                 f"LRFinder: a batch is {type(batch).__name__}, expected (data, label), such as those of a DataLoader "
                 "over ArrayDataset(data, label)"
             )
-        contexts = trial._contexts or self._trainer._contexts
-        parts = [split_and_load(part, contexts, even_split=False) for part in batch[:2]]
+        data, labels = (split_and_load(part, self._trainer._contexts, even_split=False) for part in batch[:2])
+        return data, labels
+
+    async def _step(self, trial: Trainer, data: list[NDArray], labels: list[NDArray]) -> float:
+        """Train on a batch, and return its mean loss before the update."""
         with autograd.record():
-            losses = [self._loss(self._net(x), y) for x, y in zip(*parts, strict=True)]
+            losses = [self._loss(self._net(x), y) for x, y in zip(data, labels, strict=True)]
         autograd.backward(losses)
         values: list[NDArray] = [loss.mean() for loss in losses]
-        sizes = [len(part) for part in parts[0]]
+        sizes = [len(part) for part in data]
         is_mean = losses[0].size == 1 and sizes[0] > 1
         trial.step(len(losses) if is_mean else sum(sizes), ignore_stale_grad=True)
         means = [float((await value).asscalar()) for value in values]

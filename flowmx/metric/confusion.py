@@ -9,7 +9,8 @@ import numpy as np
 
 from flowmx.metric.eval_metric import Arrays, Host, NamedMetric, alias, check_label_shapes, host, register
 
-_MAX_CLASSES = 65536
+_MAX_CLASSES = 8192
+"""A larger matrix would take more than half a gigabyte; such labels are probably not classes."""
 _AVERAGES = ("binary", "macro", "micro", "weighted", None)
 
 
@@ -77,11 +78,13 @@ class CountingMetric(NamedMetric):
 
     def _whole(self, what: str, values: Host, advice: str = "") -> Host:
         flat = values.ravel()
-        classes = flat.astype(np.int64)
+        with np.errstate(invalid="ignore"):  # NaN and infinity are reported below
+            classes = flat.astype(np.int64)
         if classes.size and (np.any(classes != flat) or classes.min() < 0 or classes.max() >= _MAX_CLASSES):
             wrong = flat[(classes != flat) | (classes < 0) | (classes >= _MAX_CLASSES)][0]
             raise ValueError(
-                f"{type(self).__name__}: the {what} hold {wrong}, expected classes: whole numbers from 0{advice}"
+                f"{type(self).__name__}: the {what} hold {wrong}, expected classes: whole numbers from 0 "
+                f"to {_MAX_CLASSES - 1}{advice}"
             )
         return classes
 

@@ -89,6 +89,15 @@ def test_the_network_and_the_trainer_are_unchanged():
     trainer.step(8)
 
 
+def test_weights_of_unknown_shape_are_initialized_and_restored():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(3), nn.BatchNorm(), nn.Dense(1))
+    net.initialize(mx.init.One())
+    LRFinder(net, squares, mx.gluon.Trainer(net.collect_params(), "sgd")).run(LOADER, num_steps=3)
+    assert (net[0].weight.data().asnumpy() == 1).all()
+    assert (net[1].running_mean.data().asnumpy() == 0).all()
+
+
 async def test_a_coroutine_awaits_the_search():
     """A blocking read in a coroutine would warn, and warnings are errors."""
     net, trainer = make()

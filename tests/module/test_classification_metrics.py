@@ -119,6 +119,8 @@ async def test_the_metrics_are_awaited_in_coroutines():
         (lambda m: m.Recall(threshold=50), "threshold is 50, expected a probability"),
         (lambda m: updated(m.Recall(), [[0, 1]], [[0.2, 0.9]]), "pass threshold=0.5"),
         (lambda m: updated(m.Recall(), [[0, -1]], [[0, 1]]), "the labels hold -1"),
+        (lambda m: updated(m.Recall(), [[0, math.nan]], [[0, 1]]), "labels hold nan, expected classes: whole numbers"),
+        (lambda m: updated(m.AUC(), [[0, math.inf]], [[0, 1]]), "labels hold inf, expected whole numbers from 0 to 1"),
         (lambda m: updated(m.Recall(), [[0, 1]], [np.zeros((2, 3, 2))]), r"have shape \(2, 3, 2\)"),
         (lambda m: updated(m.Recall(), [[0, 2]], [[0, 1]]).get(), "pass average='macro'"),
         (lambda m: m.ConfusionMatrix().fractions("rows"), "over is 'rows'"),
