@@ -86,6 +86,14 @@ def test_rand_augment_in_a_loader_with_grayscale_images():
     assert [batch.shape for batch in batches] == [(3, 1, 8, 8)] * 2
 
 
+def test_arrays_of_numpys_interface_stay_such():
+    with mx.util.np_array(True):
+        image, batch = mx.np.array(IMAGE, dtype="uint8"), mx.np.array(BATCH)
+        assert isinstance(RandAugment()(image), mx.np.ndarray)
+        for mix in (transforms.MixUp(3), transforms.CutMix(3)):
+            assert all(isinstance(part, mx.np.ndarray) for part in mix(batch, mx.np.array(LABELS)))
+
+
 async def test_an_image_that_is_not_computed_is_changed_later():
     image = mx.nd.array(IMAGE, dtype="uint8") * 1
     out = RandAugment()(image)

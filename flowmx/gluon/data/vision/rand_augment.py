@@ -17,6 +17,7 @@ from flowmx.errors import ArgumentError
 from flowmx.gluon.block import Block
 from flowmx.gluon.data.vision.transform_bases import HostTransform
 from flowmx.ndarray import NDArray
+from flowmx.semantics import with_semantics
 
 __all__ = ["RandAugment"]
 
@@ -85,7 +86,7 @@ class RandAugment(HostTransform, Block):
             np.from_dlpack(out)[...] = self.transform(np.from_dlpack(x), changes)
 
         engine.push(compute, reads=[x], writes=[out], name="RandAugment")
-        return out
+        return with_semantics(out)
 
     def host(self, image: Any) -> Any:
         _check(image)
