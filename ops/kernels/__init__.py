@@ -116,7 +116,7 @@ def compile_ahead(device_type: str, chains: Sequence[tuple[Operator, Sequence[La
         llvm.chain.compile_ahead(chains)
 
 
-def computes_attention(device_type: str, dtype: DType, size: int, pairs: int) -> bool:
+def computes_attention(device_type: str, dtype: DType, size: int, pairs: int, is_plain_prediction: bool) -> bool:
     """Return whether a device has a fused attention kernel that is worth using.
 
     Args:
@@ -124,11 +124,12 @@ def computes_attention(device_type: str, dtype: DType, size: int, pairs: int) ->
         dtype: the element type of queries, keys and values.
         size: the length of the vectors.
         pairs: the number of query-key pairs per head.
+        is_plain_prediction: whether it only predicts, and has no bias.
     """
     if device_type == "cpu":
         from flowmx.ops.kernels import llvm
 
-        return llvm.attention.takes(dtype, pairs)
+        return llvm.attention.takes(dtype, pairs, is_plain_prediction)
     if device_type == "gpu":
         from flowmx.ops.kernels import cuda
 

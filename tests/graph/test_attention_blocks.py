@@ -8,6 +8,7 @@ import pytest
 
 import flowmx as mx
 from flowmx import devices
+from flowmx.ops.kernels import attention as products
 from flowmx.ops.kernels.llvm import attention
 from flowmx.ops.registry.dtypes import as_dtype
 from flowmx.ops.registry.kernels import kernel_for
@@ -99,6 +100,45 @@ def test_only_long_networks_use_blocks_of_queries(taken):
         for one, other in zip(actual, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
     assert taken == [512] * 4  # both heads, forward and backward
+
+
+@pytest.mark.parametrize("scores", [1, 1 << 18])
+@pytest.mark.parametrize(
+    ("parts", "layout", "shapes"), [form[:3] for form in FORMS if form[3] is None] + [((1, 1, 1), "NTC", FORMS[1][2])]
+)
+def test_prediction_of_few_positions(monkeypatch, parts, layout, shapes, scores):
+    monkeypatch.setattr(products, "_SCORES", scores)  # one sample at a time, or all
+    called = []
+    monkeypatch.setattr(attention, "attention", lambda *arguments: called.append(arguments))
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(shape).astype("float32") for shape in shapes]
+    op = lookup("_fused_attention").create(parts=parts, layout=layout, scale=0.3)
+    (expected,), (actual,) = computed(op, inputs, False), computed(op, inputs, True)
+    np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5)
+    assert not called
+
+
+def test_heads_are_read_in_place():
+    def heads(x):
+        x = mx.sym.transpose(mx.sym.Reshape(x, shape=(2, 40, 4, 16)), axes=(0, 2, 1, 3))
+        return mx.sym.Reshape(x, shape=(8, 40, 16))
+
+    x = mx.sym.Variable("data")
+    query, key, value = (heads(mx.sym.FullyConnected(x, num_hidden=64, flatten=False, name=name)) for name in "qkv")
+    weights = mx.sym.softmax(mx.sym.batch_dot(query, key, transpose_b=True) * 0.25, axis=-1)
+    mixed = mx.sym.Reshape(mx.sym.batch_dot(weights, value), shape=(2, 4, 40, 16))
+    net = mx.sym.Reshape(mx.sym.transpose(mixed, axes=(0, 2, 1, 3)), shape=(2, 40, 64))
+    results = []
+    for request in ("null", "write"):  # a training graph has no such operator
+        bound, rng = net.simple_bind(mx.cpu(), grad_req=request, data=(2, 40, 64)), np.random.default_rng(0)
+        for name in sorted(bound.arg_dict):
+            bound.arg_dict[name][:] = rng.standard_normal(bound.arg_dict[name].shape) / 8
+        results.append([bound.forward()[0].asnumpy() for _ in range(12)])  # the last ones are native
+        names = [node.op.name for node in bound.plan.forward]
+        assert ("_fused_attention" in names) is (request == "null")
+        assert ("transpose" in names) is (request == "write")
+    for result in results[0]:
+        np.testing.assert_allclose(result, results[1][0], rtol=2e-5, atol=2e-5)
 
 
 def planned(length):

@@ -387,7 +387,7 @@ def take(monkeypatch):
 
         for name in ("_fused_attention", "_backward_fused_attention"):
             monkeypatch.setitem(kernel_table._kernels, ("cpu", name), kernel_table.FunctionKernel(note))
-        monkeypatch.setattr(kernels, "computes_attention", lambda device_type, dtype, size, pairs: True)
+        monkeypatch.setattr(kernels, "computes_attention", lambda device_type, dtype, size, pairs, predicts: True)
         return called
 
     return take

@@ -86,7 +86,7 @@ class Search:
             attention = self._operands(node, product, values, scale) if self._is_part(product, node) else None
             if (
                 attention is not None
-                and self._has_kernel(node, attention)
+                and self._has_kernel(node, attention, bias is None)
                 and (bias is None or self._fits(bias, product))
             ):
                 return attention._replace(bias=bias)
@@ -201,19 +201,22 @@ class Search:
 
     # -- what kernels support ------------------------------------------------------------------------------
 
-    def _has_kernel(self, end: Node, attention: Attention) -> bool:
+    def _has_kernel(self, end: Node, attention: Attention, is_plain: bool) -> bool:
         """Return whether the device has an attention kernel for this form, dtype and head size."""
         context = self._graph.context(end)
         dtypes = {self._rewriter.dtypes[entry] for entry in attention.inputs}
         sizes = {shape[4] for shape in attention.shapes}
         lengths = [shape[1 if attention.layout == "NTC" else 0] for shape in attention.shapes]
+        predicts = is_plain and not self._variables and not self._graph.train
         return (
             context is not None
             and len(dtypes) == len(sizes) == 1
             and attention.scale > 0
             and not any(0 in shape for shape in attention.shapes)
             and not any(entry.node in self._changing for entry in attention.inputs)
-            and kernels.computes_attention(context.kernels, dtypes.pop(), sizes.pop(), lengths[0] * lengths[-1])
+            and kernels.computes_attention(
+                context.kernels, dtypes.pop(), sizes.pop(), lengths[0] * lengths[-1], predicts
+            )
         )
 
     def _fits(self, bias: Entry, scores: Entry) -> bool:

@@ -26,18 +26,27 @@ from flowmx.ops.registry.operators import Array, Run
 
 MIN_PAIRS = 1 << 18
 """The minimum number of query-key pairs of a head for these kernels; the products of fewer need little memory."""
+FEW_PAIRS = 1 << 10
+"""The minimum number in float32 prediction without a bias, where products of all heads need no copies."""
 _BLOCK = 1 << 19
 """The approximate number of products in a block."""
 _QUERIES = 256
 """The minimum number of queries in a block; smaller matrix products are slower."""
 
 
-def takes(dtype: DType, pairs: int) -> bool:
-    """Return whether these loops are faster for this number of query-key pairs of a dtype."""
-    return _computes(dtype) and pairs >= MIN_PAIRS
+def takes(dtype: DType, pairs: int, is_plain_prediction: bool) -> bool:
+    """Return whether one operator is faster for this number of query-key pairs of a dtype.
+
+    Args:
+        dtype: the element type.
+        pairs: the number of query-key pairs of a head.
+        is_plain_prediction: whether it only predicts, and has no bias.
+    """
+    return computes(dtype) and (pairs >= MIN_PAIRS or (is_plain_prediction and dtype == FLOAT32 and pairs >= FEW_PAIRS))
 
 
-def _computes(dtype: DType) -> bool:
+def computes(dtype: DType) -> bool:
+    """Return whether there are kernels for a dtype."""
     return dtype == FLOAT32 or (has_mixed_product("cpu", dtype) and computed(dtype))
 
 
@@ -116,14 +125,29 @@ def _factor(run: Run, slot: str, sums: Array, dtype: DType) -> Array:
 
 def _suits(inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
     dtype = inputs[0].dtype
-    return _computes(dtype) and all(array.dtype in (dtype, FLOAT32) for array in (*inputs, *outputs))
+    return computes(dtype) and all(array.dtype in (dtype, FLOAT32) for array in (*inputs, *outputs))
+
+
+def weigh_is_ready() -> bool:
+    """Return whether :func:`weigh` is compiled; compile it if possible."""
+    return _forward_rows(False).is_ready()
+
+
+def weigh(scale: float, scores: Array, stats: Array) -> bool:
+    """Replace each row of scores (rows, keys) by the softmax of the scaled row; return False if it is not compiled.
+
+    Args:
+        scale: the factor.
+        scores: the scores, float32 in C order.
+        stats: the logarithms of the sums (rows, 1), written.
+    """
+    return _forward_rows(False).run(_Scaling(scale), (*scores.shape, 1), [scores], [scores, stats])
 
 
 def _takes(op: Any, dtype: DType) -> bool:
-    return _computes(dtype)
+    return computes(dtype)
 
 
-@kernel("cpu", "_fused_attention", takes=_takes)
 def attention(op: FusedAttention, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Compute the output, and the statistics of the rows for the gradient."""
     rows, out, dtype = _forward_rows(op.biased), op.heads_first(outputs[0]), inputs[0].dtype
