@@ -44,9 +44,14 @@ def can_run_natively(device: Device) -> bool:
 
 
 class Schedule:
-    """A schedule of the recordings of steps that run repeatedly."""
+    """A schedule of the recordings of steps that run repeatedly.
 
-    def __init__(self) -> None:
+    Args:
+        patience: the number of runs before the first recording, as a multiple of :data:`PLAIN_RUNS`.
+    """
+
+    def __init__(self, patience: int = 1) -> None:
+        self._patience = patience
         self._form: tuple[Any, ...] = ()
         self._loads = 0
         self._runs = 0
@@ -62,7 +67,7 @@ class Schedule:
         is_outdated = self._loads != compiler.load_count() and self._runs > self._next_recording
         if form == self._form and not is_outdated:
             return NATIVE
-        if self._runs <= PLAIN_RUNS or not native_run.is_ready():
+        if self._runs <= self._patience * PLAIN_RUNS or not native_run.is_ready():
             return PLAIN
         # Better code may have been compiled since the last recording; look for it less and less often.
         self._next_recording = 2 * self._runs

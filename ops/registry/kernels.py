@@ -70,6 +70,8 @@ class Kernel:
             return False, without effect, if the fallback must run.
         only_native: whether ``compute`` touches arrays only in native calls, once it makes any. A bound graph may then
             record these calls.
+        records_calls: whether a single call is recorded after some calls of its form, since preparing it takes longer
+            than a native run. The function that ``bind`` returns must be as ``only_native`` demands.
     """
 
     compute: Compute
@@ -80,6 +82,7 @@ class Kernel:
     packed_size: PackedSize | None = None
     try_compute: TryCompute | None = None
     only_native: bool = False
+    records_calls: bool = False
 
 
 class FunctionKernel(Kernel):

@@ -22,6 +22,7 @@ class CellStep(Kernel):
     """The kernel of a step, or of a step's gradient, from its formula."""
 
     only_native = True
+    records_calls = True
 
     def __init__(self, of: type[cell_steps.CellOperator]) -> None:
         self._of = of

@@ -115,6 +115,7 @@ class PrimitiveKernel(Kernel):
     """A kernel by oneDNN, with the operator's forward as fallback."""
 
     only_native = True
+    records_calls = True
 
     def __init__(
         self, make: Make, packed_size: PackedSize | None = None, dtypes: Container[DType] = FLOATS,

@@ -34,11 +34,14 @@ from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query, Uns
 from flowmx.ops.kernels.onednn.library import DType as Type
 from flowmx.ops.kernels.onednn.primitives import Call, Primitive, attributes
 from flowmx.ops.kernels.onednn.work import FixedWork, Operand, Work, moving, plan, with_copies
-from flowmx.ops.kernels.recording import refuse
+from flowmx.ops.kernels.recording import refuse, use_memory
 from flowmx.ops.nn.pooling import BackwardPooling, Pooling, lowest
 from flowmx.ops.registry.dtypes import DType, is_floating
 from flowmx.ops.registry.kernels import kernel, register_kernel
 from flowmx.ops.registry.operators import Bound, Form, Operator, Run
+
+_SCRATCH_BYTES = 1 << 20
+"""The largest memory of one call that a recording keeps."""
 
 
 def _windows(op: Pooling, size: Shape, out: Shape) -> tuple[Shape, Shape, Shape, Shape]:
@@ -167,7 +170,8 @@ class _Pooling(PrimitiveKernel):
 
     def compute(self, op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         super().compute(op, run, inputs, outputs)
-        if not isinstance(op, BackwardPooling):
+        if not isinstance(op, BackwardPooling) and outputs[0].dtype.itemsize == 2:
+            refuse()
             _fill_empty(op, inputs[0], outputs[0])
 
     def takes(self, op: Any, dtype: DType) -> bool:
@@ -232,7 +236,7 @@ def _bind_backward_pooling(op: Any, in_forms: Sequence[Form], out_forms: Sequenc
                 break
         else:
             if threads == threads_here():
-                values, indices = np.empty_like(arrays[2]), np.empty(note, np.uint8)
+                values, indices = _scratch(np.empty_like(arrays[2])), _scratch(np.empty(note, np.uint8))
                 first(pointer(arrays[1]), pointer(values), pointer(indices))
                 second(pointer(arrays[0]), pointer(arrays[3]), pointer(indices))
                 return
@@ -241,7 +245,12 @@ def _bind_backward_pooling(op: Any, in_forms: Sequence[Form], out_forms: Sequenc
     return bound
 
 
-@kernel("cpu", "_backward_Pooling", bind=_bind_backward_pooling, takes=_takes)
+def _scratch(memory: Array) -> Array:
+    """Return memory for one call; a recording keeps it if it is small, and is refused otherwise."""
+    return use_memory(memory) if memory.nbytes <= _SCRATCH_BYTES else memory
+
+
+@kernel("cpu", "_backward_Pooling", bind=_bind_backward_pooling, takes=_takes, only_native=True)
 def _backward_pooling(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     head, data, output, out = map(op.channels_first, (*inputs, outputs[0]))
     if not suits(head, data, out):
@@ -249,7 +258,7 @@ def _backward_pooling(op: Any, run: Run, inputs: Sequence[Array], outputs: Seque
         return
     values, order = output, _order(op, geometry(out), geometry(head))
     if op.pool_type == "max":
-        values = np.empty_like(output)
+        values = _scratch(np.empty_like(output))
         order = _order(op, geometry(data), geometry(values))
     work = plan(Backward, op, geometry(head), geometry(out), order)
     if work is not None and op.pool_type != "max":
@@ -259,7 +268,7 @@ def _backward_pooling(op: Any, run: Run, inputs: Sequence[Array], outputs: Seque
     if work is None or again is None:
         run_fallback(op, run, inputs, outputs)
         return
-    note = np.empty(again.note_bytes, np.uint8)
+    note = _scratch(np.empty(again.note_bytes, np.uint8))
     again(pointer(data), pointer(values), pointer(note))
     work(pointer(head), pointer(out), pointer(note))
 

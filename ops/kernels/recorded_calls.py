@@ -1,0 +1,91 @@
+"""Recorded calls of single operators: after some calls of one form, their native calls are made without preparation.
+
+Preparing a call of a oneDNN primitive, or of a loop over parts of arrays, takes several microseconds in Python, for
+addresses, layouts and memory objects. A native run finds the addresses itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flowmx.ops.kernels.llvm.native_run import NativeRun
+from flowmx.ops.kernels.native_steps import NATIVE, RECORD, Schedule
+from flowmx.ops.kernels.onednn.kernel import threads_here
+from flowmx.ops.kernels.onednn.layouts import pointer
+from flowmx.ops.kernels.recording import Recording, recording_to
+from flowmx.ops.registry.operators import Array, Bound, Run
+
+PATIENCE = 8
+"""The number of calls before the recording, as a multiple of that of longer runs."""
+
+
+class _Call:
+    """A recorded call, which one thread uses at a time.
+
+    Attributes:
+        arrays: the inputs, then the outputs, while it runs; the recording refers to this list.
+        native: the native calls, or None.
+        nothing: replaces the arrays while it does not run.
+        schedule: the schedule of its recordings.
+    """
+
+    def __init__(self) -> None:
+        self.arrays: list[Any] = []
+        self.native: NativeRun | None = None
+        self.nothing: tuple[None, ...] = ()
+        self.schedule = Schedule(PATIENCE)
+
+
+class RecordedCall:
+    """The forward of an operator for fixed shapes and dtypes, by recorded native calls.
+
+    Args:
+        forward: the forward, which touches arrays only in native calls, if it makes any.
+        flops: the number of its floating-point operations.
+    """
+
+    def __init__(self, forward: Bound, flops: int) -> None:
+        self._forward, self._flops = forward, flops
+        self._idle: list[_Call] = []
+        self._is_native = True
+
+    def __call__(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Compute the operator."""
+        if not self._is_native:
+            self._forward(run, inputs, outputs)
+            return
+        try:
+            call = self._idle.pop()
+        except IndexError:
+            call = _Call()
+        action = call.schedule.next_action()
+        if action == RECORD:
+            self._record(call, run, [*inputs, *outputs], len(inputs))
+        elif action != NATIVE or call.native is None:
+            self._forward(run, inputs, outputs)
+        else:
+            arrays = call.arrays
+            arrays[:] = (*inputs, *outputs)
+            if not call.native():
+                self._forward(run, inputs, outputs)
+            arrays[:] = call.nothing
+        self._idle.append(call)
+
+    def _record(self, call: _Call, run: Run, arrays: list[Array], count: int) -> None:
+        """Compute the operator and record its native calls."""
+        call.native = None
+        call.arrays = arrays
+        is_plain = all(array.flags.c_contiguous for array in arrays)
+        recording = Recording((arrays,), pointer, lambda array: False)
+        with recording_to(recording):
+            self._forward(run, arrays[:count], arrays[count:])
+        if not is_plain:
+            call.schedule.record_later()
+        elif not recording.calls:  # the array library computes it
+            self._is_native = False
+        elif recording.is_complete:
+            call.native = NativeRun([recording.calls], threads_here(), self._flops)
+        call.nothing = (None,) * len(arrays)
+        arrays[:] = call.nothing
+        call.schedule.complete()
