@@ -16,7 +16,7 @@ from flowmx.ops.kernels.onednn.layouts import pointer
 from flowmx.ops.kernels.recording import Recording, recording_to
 from flowmx.ops.registry.operators import Array, Bound, Run
 
-PATIENCE = 8
+PATIENCE = 2
 """The number of calls before the recording, as a multiple of that of longer runs."""
 
 
