@@ -20,12 +20,16 @@ from flowmx.comm.logs import requests_log
 from flowmx.comm.offload import LARGE, offload
 from flowmx.comm.transfer import TransferWatchdog
 from flowmx.serve.errors import InvalidInput, Overloaded, Unavailable
-from flowmx.serve.formats import Format, NotAcceptable
+from flowmx.serve.formats import FORMATS, JSON, Format, NotAcceptable, parsed
+from flowmx.serve.hooks import call_hook, encoded
 from flowmx.serve.inputs import Array, Rows
 from flowmx.serve.predictor import Predictor
 from flowmx.serve.replies import Refusal, Reply, json_reply
 
-__all__ = ["MAX_TEXT", "Exchange", "PendingCall", "PlainExchange", "PredictCall", "RepositoryCall", "unavailable"]
+__all__ = [
+    "MAX_TEXT", "Exchange", "PendingCall", "PlainExchange", "PredictCall", "RepositoryCall", "media_type_of",
+    "unavailable", "unparsed",
+]  # fmt: skip
 
 MAX_TEXT = 1 << 20
 """Default limit of a JSON body, in bytes. Parsing JSON blocks the interpreter for about 10 ms per megabyte."""
@@ -118,6 +122,7 @@ class PredictCall(NamedTuple):
         exchange: the formats of request and reply.
         limit: maximum size of the body in bytes.
         limits: limits on the speed and memory of the transfer.
+        content_type: the content type, if the predictor's hooks apply to the request.
     """
 
     predictor: Predictor
@@ -125,6 +130,7 @@ class PredictCall(NamedTuple):
     exchange: Exchange
     limit: int
     limits: Limits
+    content_type: str | None = None
 
     async def receive(self, chunks: AsyncIterable[bytes], entry: AdmittedRequest) -> bytes | Reply:
         """Return the body, or its refusal."""
@@ -142,7 +148,9 @@ class PredictCall(NamedTuple):
         """Return the reply to the body; cancelling withdraws the rows that have not started."""
         predictor, exchange = self.predictor, self.exchange
         try:
-            result = await predictor.predict(await offload(0 if exchange.is_quick(body) else LARGE, self._read, body))
+            result = await predictor.predict(await self._rows(body))
+            if self.content_type is not None and predictor.hooks.encode is not None:
+                return await encoded(predictor.name, predictor.hooks.encode, result)
             arrays = result if isinstance(result, list) else [result]
             outputs = dict(zip(predictor.outputs, map(np.asarray, arrays), strict=True))
             sizes = (
@@ -154,6 +162,8 @@ class PredictCall(NamedTuple):
             return self._invalid(error)
         except NotAcceptable as error:
             return Refusal(406, str(error)).reply
+        except Refusal as refusal:
+            return refusal.reply
         except Overloaded as error:
             return unavailable(error).reply
         except Unavailable as error:
@@ -161,6 +171,22 @@ class PredictCall(NamedTuple):
         except Exception as error:  # the user's model may raise anything
             requests_log.exception("a prediction of %s failed", predictor.name)
             return Refusal(500, f"the model failed: {type(error).__name__}").reply
+
+    async def _rows(self, body: bytes) -> Rows:
+        """Return the input in a body, through the predictor's hook if it has one."""
+        predictor, content_type, is_quick = self.predictor, self.content_type, self.exchange.is_quick(body)
+        media_type = media_type_of(content_type or "")
+        decode = None if content_type is None else predictor.hooks.decoder(media_type)
+        if decode is None or content_type is None:
+            return await offload(0 if is_quick else LARGE, self._read, body)
+        try:
+            value = await offload(0 if is_quick else LARGE, parsed, body) if media_type == JSON.type else body
+            inputs = await call_hook("decode", predictor.name, decode, value, content_type)
+        except (InvalidInput, Refusal) as error:
+            is_server_error = isinstance(error, Refusal) and error.reply.status >= 500
+            predictor.count_refused_body(not is_server_error)
+            raise
+        return await predictor.read_decoded(inputs)
 
     async def _retry(self, body: bytes, error: Unavailable) -> Reply:
         """Reply with the predictor that has replaced this one since the request began, if any."""
@@ -177,6 +203,20 @@ class PredictCall(NamedTuple):
 
     def _read(self, body: bytes) -> Rows:
         return self.predictor.read(self.exchange.read(body))
+
+
+def media_type_of(content_type: str) -> str:
+    """Return the media type of a Content-Type header, without its parameters."""
+    return content_type.partition(";")[0].strip().lower()
+
+
+def unparsed(media_type: str) -> Format:
+    """Return the format of bodies that only a ``decode`` hook can read."""
+
+    def refuse(body: bytes) -> Any:
+        raise Refusal(415, f"Content-Type is {media_type[:80]!r}, expected one of {', '.join(FORMATS)}")
+
+    return Format(media_type, refuse, JSON.write)
 
 
 class RepositoryCall(NamedTuple):

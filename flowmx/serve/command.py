@@ -13,6 +13,8 @@ from flowmx.engine import run as run_coroutine
 from flowmx.observability import dashboard
 from flowmx.serve.access import Access
 from flowmx.serve.aiohttp_app import app, run
+from flowmx.serve.handlers import load_handler
+from flowmx.serve.hooks import Hooks
 from flowmx.serve.predictor import Predictor
 from flowmx.serve.repository import Repository
 from flowmx.tools import usage
@@ -28,6 +30,8 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if (options.model is None) == (options.repository is None):
         parser.error("expected a model, or --repository FOLDER")
+    if options.handler is not None and options.model is None:
+        parser.error("--handler needs a model; the models of a repository have no handlers")
     if (options.tls_cert is None) != (options.tls_key is None):
         parser.error("expected both of --tls-cert and --tls-key, or neither")
     return_freed_memory()
@@ -52,10 +56,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _predictor(options: argparse.Namespace) -> Predictor:
+    hooks = Hooks() if options.handler is None else load_handler(options.handler)
     return Predictor(
         options.model, usage.shapes(options.shape), dtype=options.dtype, epoch=options.epoch,
         max_batch=options.max_batch, max_latency=options.max_latency / 1000, queue=options.queue,
         lengths=options.lengths, finite=options.finite, name=options.name,
+        decode=hooks.decode, encode=hooks.encode,
     )  # fmt: skip
 
 
@@ -104,6 +110,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--lengths", type=usage.sizes, default=(), help="lengths that variable axes are padded to, such as 16,32,64"
     )
+    parser.add_argument(
+        "--handler", metavar="MODULE[:NAME]",
+        help="functions decode(body, content_type), which returns the inputs, and encode(outputs), which returns the "
+        "response; MODULE may be a .py file",
+    )  # fmt: skip
     parser.add_argument("--finite", action="store_true", help="refuse NaN and infinities")
     parser.add_argument(
         "--dashboard", type=usage.port, nargs="?", const=0, metavar="PORT",

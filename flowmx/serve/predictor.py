@@ -13,6 +13,7 @@ from typing import Any
 
 from flowmx import forks, settings
 from flowmx.comm.metrics import Metrics
+from flowmx.comm.offload import LARGE, offload
 from flowmx.devices import Context, cpu
 from flowmx.event_loops import running_loop
 from flowmx.ndarray import NDArray
@@ -21,6 +22,7 @@ from flowmx.serve import metrics as serve_metrics
 from flowmx.serve.batching import Job, Pace, Queue, sizes_up_to
 from flowmx.serve.compiled_model import Model
 from flowmx.serve.errors import InvalidInput, Overloaded, Unavailable
+from flowmx.serve.hooks import Decode, Encode, Hooks, check_hook
 from flowmx.serve.inputs import Array, Input, Inputs, Rows, Shapes
 from flowmx.serve.model_loading import Source, load
 from flowmx.serve.runner import Runner
@@ -49,9 +51,15 @@ class Predictor:
         ctx: the device of the model's parameters.
         name: name of the model in messages and metrics.
         metrics: the registry of its metrics (default: one that all predictors of the process share).
+        decode: a function, or coroutine function, of the body of an HTTP request (the value of JSON, else bytes) and
+            its content type. It returns the input, as for a call. Functions run on a thread. A ValueError refuses the
+            request.
+        encode: a function, or coroutine function, of the result of a call. It returns the HTTP response: a
+            JSON-compatible value that may contain arrays, bytes, or (bytes, content type).
 
     Raises:
         ValueError: the arguments are contradictory, or the inputs are underspecified.
+        TypeError: a hook is not callable.
         OSError: a file cannot be read.
 
     Example:
@@ -63,13 +71,17 @@ class Predictor:
         self, model: Any, shape: Shapes | None = None, *, dtype: Any = None, params: Any = None,
         epoch: int | None = None, max_batch: int = 32, sizes: Sequence[int] | None = None, max_latency: float = 0.002,
         queue: int | None = None, lengths: Sequence[int] = (), finite: bool = False, ctx: Context | None = None,
-        name: str = "model", metrics: Metrics | None = None,
+        name: str = "model", metrics: Metrics | None = None, decode: Decode | None = None,
+        encode: Encode | None = None,
     ) -> None:  # fmt: skip
+        check_hook("decode", decode, "body, content_type")
+        check_hook("encode", encode, "result")
         sizes = _sizes(max_batch, sizes)
         limit = 2 * sizes[-1] if queue is None else queue
         if limit < 1 or max_latency < 0:
             raise ValueError(f"queue is {limit} and max_latency {max_latency}, expected at least 1 row and 0 seconds")
         self.name = name
+        self.hooks = Hooks(decode, encode)
         self._instruments = serve_metrics.SHARED if metrics is None else serve_metrics.Instruments(metrics)
         self._input_options = {"shape": shape, "dtype": dtype}
         self._ctx = cpu() if ctx is None else ctx
@@ -120,6 +132,21 @@ class Predictor:
         except InvalidInput:
             self._count("invalid")
             raise
+
+    async def read_decoded(self, x: Any) -> Rows:
+        """Validate an input that a ``decode`` hook returned, on a thread.
+
+        Args:
+            x: as for a call.
+
+        Raises:
+            InvalidInput: ``x`` does not match the model.
+        """
+        return await offload(LARGE, self.read, await _on_host(x))
+
+    def count_refused_body(self, is_invalid: bool) -> None:
+        """Count a request whose ``decode`` hook refused the body, or failed."""
+        self._count("invalid" if is_invalid else "failed")
 
     async def predict(self, rows: Rows) -> Any:
         """Predict for rows that :meth:`read` returned.

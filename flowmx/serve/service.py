@@ -21,9 +21,19 @@ from flowmx.comm.rate_limits import Throttle
 from flowmx.comm.security import host_of, is_address
 from flowmx.serve import open_inference, openapi
 from flowmx.serve.access import Access
-from flowmx.serve.bodies import MAX_TEXT, Exchange, PendingCall, PlainExchange, PredictCall, RepositoryCall, unavailable
+from flowmx.serve.bodies import (
+    MAX_TEXT,
+    Exchange,
+    PendingCall,
+    PlainExchange,
+    PredictCall,
+    RepositoryCall,
+    media_type_of,
+    unavailable,
+    unparsed,
+)  # fmt: skip
 from flowmx.serve.errors import Overloaded, Unavailable
-from flowmx.serve.formats import FORMATS, NotAcceptable, reply_format
+from flowmx.serve.formats import FORMATS, JSON, NotAcceptable, reply_format
 from flowmx.serve.model_registry import ModelRegistry, Predictors
 from flowmx.serve.open_inference import Inference
 from flowmx.serve.predictor import Predictor
@@ -197,18 +207,19 @@ class Service:
 
     def _predict(self, headers: Headers, name: str = "") -> PredictCall:
         find = partial(self.models.find, name) if name else self.models.first
-        find()  # report a missing model before a wrong type of body
-        media_type = _media_type(headers)
-        if media_type not in FORMATS:
+        hooks = find().hooks  # report a missing model before a wrong type of body
+        content_type = headers.get("content-type", "")
+        media_type = media_type_of(content_type)
+        if media_type not in FORMATS and hooks.decoder(media_type) is None:
             raise Refusal(415, f"Content-Type is {media_type[:80]!r}, expected one of {', '.join(FORMATS)}")
-        body_format = FORMATS[media_type]
+        body_format = FORMATS.get(media_type) or unparsed(media_type)
         try:
-            answer = reply_format(headers.get("accept", ""), body_format)
+            accept = headers.get("accept", "") if hooks.encode is None else ""
+            answer = reply_format(accept, FORMATS.get(media_type, JSON))
         except NotAcceptable as error:
             raise Refusal(406, str(error)) from None
-        return self._call(
-            find, PlainExchange(body_format, answer), headers, self.max_text if body_format.is_text else self.max_body
-        )
+        limit = self.max_text if body_format.is_text else self.max_body
+        return self._call(find, PlainExchange(body_format, answer), headers, limit, content_type)
 
     def _infer(self, headers: Headers, name: str, version: str = "") -> PredictCall:
         self.models.find(name, version)
@@ -223,9 +234,12 @@ class Service:
         find = partial(self.models.find, name, version)
         return self._call(find, exchange, headers, self.max_text if header is None else self.max_body)
 
-    def _call(self, find: Callable[[], Predictor], exchange: Exchange, headers: Headers, limit: int) -> PredictCall:
+    def _call(
+        self, find: Callable[[], Predictor], exchange: Exchange, headers: Headers, limit: int,
+        content_type: str | None = None,
+    ) -> PredictCall:  # fmt: skip
         predictor = find()
-        call = PredictCall(predictor, find, exchange, limit, self.limits)
+        call = PredictCall(predictor, find, exchange, limit, self.limits, content_type)
         length = headers.get("content-length", "")
         if length.isdecimal():
             call.check_size(int(length))
@@ -362,7 +376,3 @@ ROUTES = [
     ),
     Route("v2/repository/models/{name}/unload", Service._unload, "unload a model", True, "admins"),
 ]
-
-
-def _media_type(headers: Headers) -> str:
-    return headers.get("content-type", "").partition(";")[0].strip().lower()
