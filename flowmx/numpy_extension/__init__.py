@@ -53,7 +53,8 @@ TABLE = {
     "log_softmax": "log_softmax", "multibox_detection": "_contrib_MultiBoxDetection",
     "multibox_prior": "_contrib_MultiBoxPrior", "multibox_target": "_contrib_MultiBoxTarget", "one_hot": "one_hot",
     "pick": "pick", "pooling": "Pooling", "relu": "relu", "reshape_like": "reshape_like", "rnn": "RNN",
-    "roi_pooling": "ROIPooling", "sequence_mask": "SequenceMask", "shape_array": "shape_array", "sigmoid": "sigmoid",
+    "roi_pooling": "ROIPooling", "sequence_mask": "SequenceMask", "rms_norm": "RMSNorm", "shape_array": "shape_array",
+    "sigmoid": "sigmoid", "silu": "silu",
     "slice": "slice", "smooth_l1": "smooth_l1", "softmax": "softmax", "topk": "topk",
 }  # fmt: skip
 """The operator of the registry for each function."""

@@ -63,6 +63,11 @@ def _logical_not(x: Expr) -> Expr:
     return one_if(equal(x, 0.0))
 
 
+def _slope_of_silu(x: Expr, y: Expr, g: Expr) -> Expr:
+    gate = f.sigmoid(x)
+    return g * (gate + y * (1.0 - gate))
+
+
 _FULL = Precision.FLOAT32
 _HALF_ROOT_PI = 0.886226925452758
 _TWO_OVER_ROOT_PI = 1.1283791670955126
@@ -114,6 +119,8 @@ TABLE = [
     Row("_slope_of_relu", f.slope_of_relu, None, "The slope of relu from its output: 1 above 0, else 0; NaN stays."),
     Row("sigmoid", f.sigmoid, lambda x, y, g: g * y * (1.0 - y), "Elementwise 1/(1 + e⁻ˣ).", onnx="Sigmoid",
         activation="sigmoid"),
+    Row("silu", lambda x: x * f.sigmoid(x), _slope_of_silu,
+        "Elementwise x/(1 + e⁻ˣ) (Elfwing et al., Sigmoid-Weighted Linear Units, 2017)."),
     Row("softsign", softsign, lambda x, y, g: g / f.square(absolute(x) + 1.0), "Elementwise x/(1 + |x|).",
         onnx="Softsign"),
     Row("_softrelu", f.softplus, lambda x, y, g: g * f.sigmoid(x), "Elementwise log(1 + eˣ).", onnx="Softplus"),

@@ -162,6 +162,7 @@ EXAMPLES = {
     "SequenceReverse": "SequenceReverse(A([[1], [2], [3]]), A([2]), use_sequence_length=True) -> [[2.], [1.], [3.]]",
     "shape_array": "shape_array(mx.nd.ones((2, 3))) -> array([2, 3])",
     "sigmoid": "sigmoid(A([0, 1])) -> [0.5, 0.7310586]",
+    "silu": "silu(A([0, 1])) -> [0., 0.7310586]",
     "sign": "sign(A([-2, 0, 3])) -> [-1., 0., 1.]",
     "sin": "sin(A([0, 1])) -> [0., 0.841471]",
     "sinh": "sinh(A([0, 1])) -> [0., 1.1752012]",

@@ -17,7 +17,7 @@ from tests.graph_runs import device
 
 pytestmark = pytest.mark.skipif(compiled.COMPILER is None, reason="there is no g++ to compile kernels with")
 
-OF_ROWS = {*FORMULAS, "SoftmaxOutput", "SoftmaxActivation", "L2Normalization", "LayerNorm"}
+OF_ROWS = {*FORMULAS, "SoftmaxOutput", "SoftmaxActivation", "L2Normalization", "LayerNorm", "RMSNorm"}
 
 
 @pytest.mark.parametrize("case", rows(OF_ROWS, 12))
@@ -81,6 +81,8 @@ def test_rows_of_any_length(shape, dtype):
     check("_backward_log_softmax", {}, [head, -share], rtol)
     check("LayerNorm", {"eps": 1e-3}, [x, gamma, beta], rtol)
     check("_backward_LayerNorm", {}, [head, x, gamma, mean, std], rtol, launches=3)
+    check("RMSNorm", {"eps": 1e-3}, [x, gamma], rtol)
+    check("_backward_RMSNorm", {}, [head, x, gamma, std], rtol, launches=3)
 
 
 @pytest.mark.parametrize("shape", [(70, 5), (5, 1100)])

@@ -242,6 +242,15 @@ def layer_norm(d, shape, keep):
     )  # fmt: skip
 
 
+@drawn("nn.RMSNorm")
+def rms_norm(d, shape, keep):
+    axis = d.axis(shape) if d.often(0.4) else -1
+    return None if shape[axis - 1 if axis > 0 else axis] == 1 else layer(
+        "nn.RMSNorm", axis=axis if axis != -1 else None, epsilon=d.maybe(1e-3, often=0.3),
+        scale=d.maybe(False, often=0.2),
+    )  # fmt: skip
+
+
 @drawn("nn.InstanceNorm", 2, 3, 4)
 def instance_norm(d, shape, keep):
     axis = d.randrange(len(shape)) + 1 if d.often(0.3) else 1
@@ -268,6 +277,7 @@ drawn("nn.PReLU")(lambda d, shape, keep: layer("nn.PReLU", in_channels=d.maybe(s
 drawn("nn.ELU")(lambda d, shape, keep: layer("nn.ELU", alpha=d.maybe(0.5)))
 drawn("nn.SELU")(lambda d, shape, keep: layer("nn.SELU"))
 drawn("nn.GELU")(lambda d, shape, keep: layer("nn.GELU"))
+drawn("nn.SiLU")(lambda d, shape, keep: layer("nn.SiLU"))
 drawn("nn.Swish")(lambda d, shape, keep: layer("nn.Swish", beta=d.maybe(0.7)))
 drawn("nn.Flatten")(lambda d, shape, keep: None if keep and len(shape) > 1 else layer("nn.Flatten"))
 drawn("contrib.nn.Identity")(lambda d, shape, keep: layer("contrib.nn.Identity"))
@@ -276,6 +286,14 @@ drawn("nn.Dropout")(
         "nn.Dropout", rate=d.choice([0, 0.3, 0.5]), axes=(d.randrange(len(shape)) + 1,) if d.often(0.3) else None
     )
 )
+
+
+for kind in ("GLU", "SwiGLU", "GEGLU"):
+
+    @drawn(f"nn.{kind}")
+    def gated(d, shape, keep, name=f"nn.{kind}"):
+        axes = [axis for axis, length in enumerate(shape, 1) if length % 2 == 0]
+        return None if keep or not axes else layer(name, axis=d.choice(axes))
 
 
 @drawn("nn.ReflectionPad2D", 3)

@@ -118,6 +118,7 @@ LAYERS = [
     Case("LeakyReLU", [_NONE]),
     *(Case(name, [shape]) for name in ("softmax", "log_softmax") for shape in (_NONE, (3, 0))),
     Case("LayerNorm", [(0, 3), positive(3), (3,)]),
+    Case("RMSNorm", [(0, 3), positive(3)], recorded=False),
     Case("BatchNorm", [(0, 3, 2), positive(3), (3,), (3,), positive(3)], {"fix_gamma": False}, 2, train=False),
     Case("L2Normalization", [_NONE]),
     Case("Dropout", [_NONE], train=False),

@@ -83,6 +83,8 @@ CASES = [
     Case("BatchNorm", [(2, 3, 4), positive(4), (4,), (4,), positive(4)], {"fix_gamma": False, "axis": -1}, 2),
     Case("LayerNorm", [(3, 4, 5), positive(5), (5,)]),
     Case("LayerNorm", [(3, 4, 5), positive(4), (4,)], {"axis": 1, "eps": 1e-3}),
+    Case("RMSNorm", [(3, 4, 5), positive(5)], recorded=False),
+    Case("RMSNorm", [(3, 4, 5), positive(4)], {"axis": 1, "eps": 1e-3}, recorded=False),
     Case("InstanceNorm", [(2, 3, 4, 2), positive(3), (3,)]),
     Case("GroupNorm", [(2, 4, 3, 2), positive(2), (2,)], {"num_groups": 2}),
     Case("L2Normalization", [(3, 4, 2)], second=True),

@@ -399,6 +399,8 @@ def test_layer_norm(shape):
         check("LayerNorm", [x, gamma, normal(length, seed=1)], {"axis": axis}, rtol=1e-4, atol=1e-4)
         inputs = [head, x, gamma, normal(*small), positive(*small)]
         check("_backward_LayerNorm", inputs, {"axis": axis}, rtol=1e-4, atol=2e-4)
+        check("RMSNorm", [x, gamma], {"axis": axis}, rtol=1e-4, atol=1e-4)
+        check("_backward_RMSNorm", [head, x, gamma, positive(*small)], {"axis": axis}, rtol=1e-4, atol=2e-4)
 
 
 @pytest.mark.usefixtures("from_one_element")

@@ -1,7 +1,7 @@
 """Layers: ``mx.gluon.nn``."""
 
 from flowmx.gluon.block import Block, HybridBlock, SymbolBlock
-from flowmx.gluon.nn.activations import ELU, GELU, SELU, Activation, LeakyReLU, PReLU, Swish
+from flowmx.gluon.nn.activations import ELU, GELU, SELU, Activation, LeakyReLU, PReLU, SiLU, Swish
 from flowmx.gluon.nn.basic_layers import (
     Dense,
     Dropout,
@@ -33,16 +33,17 @@ from flowmx.gluon.nn.conv_layers import (
     MaxPool3D,
     ReflectionPad2D,
 )
-from flowmx.gluon.nn.norm_layers import BatchNorm, BatchNormReLU, GroupNorm, InstanceNorm, LayerNorm
+from flowmx.gluon.nn.gated import GEGLU, GLU, SwiGLU
+from flowmx.gluon.nn.norm_layers import BatchNorm, BatchNormReLU, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
 from flowmx.lazy import later
 
 __all__ = [
-    "ELU", "GELU", "SELU", "Activation", "AvgPool1D", "AvgPool2D", "AvgPool3D", "BatchNorm", "BatchNormReLU", "Block",
-    "Conv1D", "Conv1DTranspose", "Conv2D", "Conv2DTranspose", "Conv3D", "Conv3DTranspose", "Dense", "Dropout",
-    "Embedding", "Flatten", "GlobalAvgPool1D", "GlobalAvgPool2D", "GlobalAvgPool3D", "GlobalMaxPool1D",
-    "GlobalMaxPool2D", "GlobalMaxPool3D", "GroupNorm", "HybridBlock", "HybridLambda", "HybridSequential",
-    "InstanceNorm", "Lambda", "LayerNorm", "LeakyReLU", "MaxPool1D", "MaxPool2D", "MaxPool3D", "PReLU",
-    "ReflectionPad2D", "Sequential", "Swish", "SymbolBlock",
+    "ELU", "GEGLU", "GELU", "GLU", "SELU", "Activation", "AvgPool1D", "AvgPool2D", "AvgPool3D", "BatchNorm",
+    "BatchNormReLU", "Block", "Conv1D", "Conv1DTranspose", "Conv2D", "Conv2DTranspose", "Conv3D", "Conv3DTranspose",
+    "Dense", "Dropout", "Embedding", "Flatten", "GlobalAvgPool1D", "GlobalAvgPool2D", "GlobalAvgPool3D",
+    "GlobalMaxPool1D", "GlobalMaxPool2D", "GlobalMaxPool3D", "GroupNorm", "HybridBlock", "HybridLambda",
+    "HybridSequential", "InstanceNorm", "Lambda", "LayerNorm", "LeakyReLU", "MaxPool1D", "MaxPool2D", "MaxPool3D",
+    "PReLU", "RMSNorm", "ReflectionPad2D", "Sequential", "SiLU", "SwiGLU", "Swish", "SymbolBlock",
 ]  # fmt: skip
 
 __getattr__, __dir__ = later(__name__, others={"linear": "Dense", "module": "HybridBlock", "conv": "Conv2D"})

@@ -8,11 +8,11 @@ from flowmx import initializer
 from flowmx.errors import ParameterError
 from flowmx.gluon.hybrid import Layer
 
-__all__ = ["ELU", "GELU", "SELU", "Activation", "LeakyReLU", "PReLU", "Swish"]
+__all__ = ["ELU", "GELU", "SELU", "Activation", "LeakyReLU", "PReLU", "SiLU", "Swish"]
 
 _LAYERS = {
     "elu": "ELU()", "gelu": "GELU()", "leaky": "LeakyReLU(0.01)", "leaky_relu": "LeakyReLU(0.01)", "prelu": "PReLU()",
-    "selu": "SELU()", "silu": "Swish()", "swish": "Swish()",
+    "selu": "SELU()", "silu": "SiLU()", "swish": "Swish()",
 }  # fmt: skip
 """Activations that are layers, by the names that other libraries use."""
 
@@ -118,6 +118,13 @@ class GELU(Layer):
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.LeakyReLU(x, act_type="gelu", name="fwd")
+
+
+class SiLU(Layer):
+    """``x * sigmoid(x)`` (Elfwing et al., Sigmoid-Weighted Linear Units, Neural Networks 107, 2018)."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.silu(x, name="fwd")
 
 
 class Swish(Layer):

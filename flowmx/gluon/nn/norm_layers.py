@@ -7,7 +7,7 @@ from typing import Any
 from flowmx.gluon.hybrid import HybridBlock, Layer
 from flowmx.ops.registry.dtypes import as_dtype, is_floating
 
-__all__ = ["BatchNorm", "BatchNormReLU", "GroupNorm", "InstanceNorm", "LayerNorm"]
+__all__ = ["BatchNorm", "BatchNormReLU", "GroupNorm", "InstanceNorm", "LayerNorm", "RMSNorm"]
 
 
 class BatchNorm(Layer):
@@ -95,6 +95,42 @@ class LayerNorm(Layer):
 
     def hybrid_forward(self, F: Any, data: Any, gamma: Any, beta: Any) -> Any:
         return F.LayerNorm(data, gamma=gamma, beta=beta, axis=self._axis, eps=self._epsilon)
+
+    def __repr__(self) -> str:
+        return _norm_text(self, self._kwargs)
+
+
+class RMSNorm(Layer):
+    """Divides each sample by its root mean square along one axis: ``x / sqrt(mean(x * x) + epsilon) * gamma``.
+
+    Zhang and Sennrich, Root Mean Square Layer Normalization, NeurIPS 2019. Input and output have the same shape and
+    dtype; for 16-bit inputs the sums are computed in float32.
+
+    Args:
+        axis: the axis.
+        epsilon: added to the mean of the squares.
+        scale: learn a factor (gamma).
+        gamma_initializer: the initializer of the factor.
+        in_channels: the length of the axis (default: inferred at the first call).
+        **kwargs: ``prefix`` and ``params``.
+
+    Raises:
+        ValueError: epsilon is negative.
+    """
+
+    def __init__(
+        self, axis: int = -1, epsilon: float = 1e-6, scale: bool = True, gamma_initializer: Any = "ones",
+        in_channels: int = 0, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        if epsilon < 0:
+            raise ValueError(f"RMSNorm: epsilon is {epsilon}, expected 0 or more")
+        super().__init__(**kwargs)
+        self._kwargs = {"eps": epsilon, "axis": axis, "scale": scale}
+        self._axis, self._epsilon = axis, epsilon
+        self.gamma = _vector(self, "gamma", in_channels, gamma_initializer, scale)
+
+    def hybrid_forward(self, F: Any, data: Any, gamma: Any) -> Any:
+        return F.RMSNorm(data, gamma, axis=self._axis, eps=self._epsilon, name="fwd")
 
     def __repr__(self) -> str:
         return _norm_text(self, self._kwargs)

@@ -20,10 +20,11 @@ from flowmx.ops.kernels.cuda import (
     linear,
     optimizers,
     pooling,
+    rms_norm,
     softmax,
 )
 
 __all__ = [
     "attention", "batch_norm", "chain", "convolution", "formula_kernels", "layer_norm", "linear", "optimizers",
-    "pooling", "softmax",
+    "pooling", "rms_norm", "softmax",
 ]  # fmt: skip

@@ -24,6 +24,7 @@ from flowmx.ops.kernels.llvm import (
     reductions,
     region_averages,
     resizing,
+    rms_norm,
     softmax,
     suppression,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "reductions",
     "region_averages",
     "resizing",
+    "rms_norm",
     "softmax",
     "suppression",
 ]

@@ -47,6 +47,11 @@ def _gelu(n: NodeExport) -> str:
     return n.add("Mul", n.add("Mul", x, gate), n.number(0.5))
 
 
+@exports("silu")
+def _silu(n: NodeExport) -> str:
+    return n.add("Mul", n.inputs[0], n.add("Sigmoid", n.inputs[0]))
+
+
 @imports("LeakyRelu", "Elu")
 def _import_leaky(n: NodeImport) -> Symbol:
     kind, slope = {"LeakyRelu": ("leaky", 0.01), "Elu": ("elu", 1.0)}[n.kind]

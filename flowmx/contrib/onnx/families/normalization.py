@@ -72,6 +72,16 @@ def _import_layer_norm(n: NodeImport) -> Symbol:
     return n.make("LayerNorm", n.symbol(0), n.symbol(1), beta, axis=-1, eps=n.attr("epsilon", 1e-5))
 
 
+@exports("RMSNorm")
+def _rms_norm(n: NodeExport) -> str:
+    op, (x, gamma), rank = n.op, n.inputs, n.rank()
+    axis = op.axis % rank
+    mean = n.reduce("ReduceMean", n.add("Mul", x, x), [axis])
+    if axis != rank - 1:
+        gamma = n.reshape(gamma, n.dims(1), (*n.dims(1), *(1,) * (rank - 1 - axis)))
+    return n.add("Mul", n.add("Div", x, n.add("Sqrt", n.add("Add", mean, n.number(op.eps)))), gamma)
+
+
 @exports("GroupNorm")
 def _group_norm(n: NodeExport) -> str:
     """Convert to an instance normalization of data with its groups reshaped to channels."""

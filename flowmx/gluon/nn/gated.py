@@ -1,0 +1,66 @@
+"""Gated linear units: one half of the features decides how much of the other half passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowmx.gluon.hybrid import Layer
+
+__all__ = ["GEGLU", "GLU", "SwiGLU"]
+
+
+class GLU(Layer):
+    """Splits an axis in halves ``a`` and ``b``, and returns ``a * sigmoid(b)``.
+
+    Dauphin et al., Language Modeling with Gated Convolutional Networks, ICML 2017. The layer has no parameters: a
+    :class:`Dense` before it computes both halves.
+
+    Shapes: the axis has an even length, ``2 * n``, in the input, and the length ``n`` in the output. The dtype, float,
+    does not change.
+
+    Args:
+        axis: the axis.
+        **kwargs: ``prefix`` and ``params``.
+
+    Raises:
+        ShapeError: the length of the axis is odd (when called).
+
+    Example:
+        >>> mx.gluon.nn.GLU()(mx.nd.array([[2, 4, 0, 0]])).asnumpy()
+        array([[1., 2.]], dtype=float32)
+    """
+
+    def __init__(self, axis: int = -1, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._axis = axis
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        passed, gate = F.split(x, num_outputs=2, axis=self._axis)
+        return passed * self._activate(F, gate)
+
+    def _activate(self, F: Any, gate: Any) -> Any:
+        """Return the factor of the first half."""
+        return F.sigmoid(gate)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(axis={self._axis})"
+
+
+class SwiGLU(GLU):
+    """A :class:`GLU` with :class:`SiLU` in place of the sigmoid: ``a * silu(b)``.
+
+    Shazeer, GLU Variants Improve Transformer, 2020. Its arguments, shapes and errors are those of GLU.
+    """
+
+    def _activate(self, F: Any, gate: Any) -> Any:
+        return F.silu(gate)
+
+
+class GEGLU(GLU):
+    """A :class:`GLU` with :class:`GELU` in place of the sigmoid: ``a * gelu(b)``.
+
+    Shazeer, GLU Variants Improve Transformer, 2020. Its arguments, shapes and errors are those of GLU.
+    """
+
+    def _activate(self, F: Any, gate: Any) -> Any:
+        return F.LeakyReLU(gate, act_type="gelu")
