@@ -22,7 +22,7 @@ _ATTEMPTS = 24
 _PAIRS_PER_BYTE = 4
 """The number of pairs of values that an order may visit per byte to save; small arenas need no long search."""
 _PAGE = 4096
-"""Bytes above the lower bound that are not worth a search for an order."""
+"""Bytes above the lower bound that are not worth a search for an order, if they are few compared with the bound."""
 
 
 class Life(NamedTuple):
@@ -75,7 +75,7 @@ def pack(lives: Sequence[Life], rough: bool = False) -> Packing:
     ]
     if len(rounded) > _QUADRATIC_LIMIT or rough:
         return best
-    good_size = max(bound * _GOOD, bound + max(_PAGE, len(rounded) ** 2 / _PAIRS_PER_BYTE))
+    good_size = max(bound * _GOOD, bound + max(min(_PAGE, bound / 16), len(rounded) ** 2 / _PAIRS_PER_BYTE))
     for order in orders:
         if best.size <= good_size:
             return best
