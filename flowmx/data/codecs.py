@@ -137,7 +137,7 @@ def _check_size(turbo: Any, view: Any) -> None:
 def _has_four_colours(view: Any) -> bool:
     try:
         return _turbo().decode_jpeg_header(view, strict=False)[2] in ("CMYK", "YCCK")
-    except ValueError:
+    except (ValueError, KeyError):
         return False
 
 

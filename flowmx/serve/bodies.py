@@ -22,13 +22,14 @@ from flowmx.comm.transfer import TransferWatchdog
 from flowmx.serve.errors import InvalidInput, Overloaded, Unavailable
 from flowmx.serve.formats import FORMATS, JSON, Format, NotAcceptable, parsed
 from flowmx.serve.hooks import call_hook, encoded
+from flowmx.serve.images import IMAGE_TYPES
 from flowmx.serve.inputs import Array, Rows
 from flowmx.serve.predictor import Predictor
 from flowmx.serve.replies import Refusal, Reply, json_reply
 
 __all__ = [
     "MAX_TEXT", "Exchange", "PendingCall", "PlainExchange", "PredictCall", "RepositoryCall", "media_type_of",
-    "unavailable", "unparsed",
+    "unavailable", "unparsed", "unsupported",
 ]  # fmt: skip
 
 MAX_TEXT = 1 << 20
@@ -181,7 +182,9 @@ class PredictCall(NamedTuple):
             return await offload(0 if is_quick else LARGE, self._read, body)
         try:
             value = await offload(0 if is_quick else LARGE, parsed, body) if media_type == JSON.type else body
-            inputs = await call_hook("decode", predictor.name, decode, value, content_type)
+            inputs = await call_hook(
+                "image" if decode is predictor.hooks.image else "decode", predictor.name, decode, value, content_type
+            )
         except (InvalidInput, Refusal) as error:
             is_server_error = isinstance(error, Refusal) and error.reply.status >= 500
             predictor.count_refused_body(not is_server_error)
@@ -214,9 +217,15 @@ def unparsed(media_type: str) -> Format:
     """Return the format of bodies that only a ``decode`` hook can read."""
 
     def refuse(body: bytes) -> Any:
-        raise Refusal(415, f"Content-Type is {media_type[:80]!r}, expected one of {', '.join(FORMATS)}")
+        raise unsupported(media_type)
 
     return Format(media_type, refuse, JSON.write)
+
+
+def unsupported(media_type: str) -> Refusal:
+    """Return the refusal, 415, of a body of an unsupported media type."""
+    hint = ": start the service with --image, or image=..., to accept images" if media_type in IMAGE_TYPES else ""
+    return Refusal(415, f"Content-Type is {media_type[:80]!r}, expected one of {', '.join(FORMATS)}{hint}")
 
 
 class RepositoryCall(NamedTuple):

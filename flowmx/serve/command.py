@@ -6,6 +6,7 @@ import argparse
 import logging
 import ssl
 from collections.abc import Sequence
+from typing import Any
 
 from flowmx.comm.heap import return_freed_memory
 from flowmx.comm.security import is_loopback
@@ -61,8 +62,23 @@ def _predictor(options: argparse.Namespace) -> Predictor:
         options.model, usage.shapes(options.shape), dtype=options.dtype, epoch=options.epoch,
         max_batch=options.max_batch, max_latency=options.max_latency / 1000, queue=options.queue,
         lengths=options.lengths, finite=options.finite, name=options.name,
-        decode=hooks.decode, encode=hooks.encode,
+        decode=hooks.decode, encode=hooks.encode, image=_image(options),
     )  # fmt: skip
+
+
+def _image(options: argparse.Namespace) -> dict[str, Any] | None:
+    """Return the options of the image transform, or None if images are not accepted."""
+    values = {"resize": options.image_resize, "mean": options.image_mean, "std": options.image_std}
+    values = {name: value for name, value in values.items() if value is not None}
+    return values if options.image or values else None
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    """Parse ``0.485,0.456,0.406``, for argparse's ``type``."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected numbers such as 0.485,0.456,0.406") from None
 
 
 def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:
@@ -115,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
         help="functions decode(body, content_type), which returns the inputs, and encode(outputs), which returns the "
         "response; MODULE may be a .py file",
     )  # fmt: skip
+    _add_images(parser)
     parser.add_argument("--finite", action="store_true", help="refuse NaN and infinities")
     parser.add_argument(
         "--dashboard", type=usage.port, nargs="?", const=0, metavar="PORT",
@@ -132,3 +149,22 @@ def _parser() -> argparse.ArgumentParser:
         "--tls-ca", metavar="FILE", help="PEM file of a CA: clients must present a certificate signed by it"
     )
     return parser
+
+
+def _add_images(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--image", action="store_true",
+        help="accept JPEG and PNG images, resized to the model's input, with values from 0 to 1",
+    )  # fmt: skip
+    parser.add_argument(
+        "--image-resize", type=int, metavar="SIZE",
+        help="resize the shorter side of images to this length, and crop the centre; implies --image",
+    )  # fmt: skip
+    parser.add_argument(
+        "--image-mean", type=_numbers, metavar="NUMBERS",
+        help="subtract this mean from images, such as 0.485,0.456,0.406; implies --image",
+    )  # fmt: skip
+    parser.add_argument(
+        "--image-std", type=_numbers, metavar="NUMBERS",
+        help="divide images by this standard deviation, such as 0.229,0.224,0.225; implies --image",
+    )  # fmt: skip

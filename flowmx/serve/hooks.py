@@ -18,6 +18,7 @@ import numpy as np
 from flowmx.comm.offload import submit
 from flowmx.ndarray import NDArray
 from flowmx.serve.errors import Overloaded, Unavailable
+from flowmx.serve.images import IMAGE_TYPES, ImageReader
 from flowmx.serve.large_bodies import text_of
 from flowmx.serve.replies import JSON_TYPE, Refusal, Reply
 
@@ -38,14 +39,16 @@ class Hooks(NamedTuple):
     Attributes:
         decode: turns the body of every request into inputs.
         encode: turns outputs into the response.
+        image: turns images into inputs.
     """
 
     decode: Decode | None = None
     encode: Encode | None = None
+    image: ImageReader | None = None
 
     def decoder(self, media_type: str) -> Decode | None:
         """Return the function that decodes bodies of a media type; None if they are arrays."""
-        return self.decode
+        return self.decode if self.image is None or media_type not in IMAGE_TYPES else self.image
 
 
 def check_hook(name: str, hook: Any, arguments: str) -> None:

@@ -23,6 +23,7 @@ from flowmx.serve.batching import Job, Pace, Queue, sizes_up_to
 from flowmx.serve.compiled_model import Model
 from flowmx.serve.errors import InvalidInput, Overloaded, Unavailable
 from flowmx.serve.hooks import Decode, Encode, Hooks, check_hook
+from flowmx.serve.images import ImageReader, ImageTransform
 from flowmx.serve.inputs import Array, Input, Inputs, Rows, Shapes
 from flowmx.serve.model_loading import Source, load
 from flowmx.serve.runner import Runner
@@ -56,10 +57,14 @@ class Predictor:
             request.
         encode: a function, or coroutine function, of the result of a call. It returns the HTTP response: a
             JSON-compatible value that may contain arrays, bytes, or (bytes, content type).
+        image: accept JPEG and PNG bodies, and transform them with this function of an image (height, width, channels),
+            an NDArray of uint8, such as a ``Compose`` of ``gluon.data.vision.transforms``. Or a dict of options:
+            ``resize``, the length of the shorter side before the centre is cropped (default: the image is resized to
+            the input's size), ``mean`` and ``std`` for values from 0 to 1, and ``max_pixels``.
 
     Raises:
         ValueError: the arguments are contradictory, or the inputs are underspecified.
-        TypeError: a hook is not callable.
+        TypeError: a hook or transform is not callable.
         OSError: a file cannot be read.
 
     Example:
@@ -72,7 +77,7 @@ class Predictor:
         epoch: int | None = None, max_batch: int = 32, sizes: Sequence[int] | None = None, max_latency: float = 0.002,
         queue: int | None = None, lengths: Sequence[int] = (), finite: bool = False, ctx: Context | None = None,
         name: str = "model", metrics: Metrics | None = None, decode: Decode | None = None,
-        encode: Encode | None = None,
+        encode: Encode | None = None, image: ImageTransform | None = None,
     ) -> None:  # fmt: skip
         check_hook("decode", decode, "body, content_type")
         check_hook("encode", encode, "result")
@@ -81,13 +86,14 @@ class Predictor:
         if limit < 1 or max_latency < 0:
             raise ValueError(f"queue is {limit} and max_latency {max_latency}, expected at least 1 row and 0 seconds")
         self.name = name
-        self.hooks = Hooks(decode, encode)
         self._instruments = serve_metrics.SHARED if metrics is None else serve_metrics.Instruments(metrics)
         self._input_options = {"shape": shape, "dtype": dtype}
         self._ctx = cpu() if ctx is None else ctx
         self._numbers = itertools.count()
         source = load(model, shape, dtype, params, epoch)
         inputs = Inputs(source.inputs, lengths, limit, finite)
+        reader = None if image is None else ImageReader(inputs.specs, image)
+        self.hooks = Hooks(decode, encode, reader)
         self._runner = Runner(
             self._model(source, inputs), Queue(limit), Pace(sizes, max_latency), self._instruments, name,
             settings.get().cpu_worker_nthreads, tracing(),

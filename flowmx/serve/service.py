@@ -31,6 +31,7 @@ from flowmx.serve.bodies import (
     media_type_of,
     unavailable,
     unparsed,
+    unsupported,
 )  # fmt: skip
 from flowmx.serve.errors import Overloaded, Unavailable
 from flowmx.serve.formats import FORMATS, JSON, NotAcceptable, reply_format
@@ -211,7 +212,7 @@ class Service:
         content_type = headers.get("content-type", "")
         media_type = media_type_of(content_type)
         if media_type not in FORMATS and hooks.decoder(media_type) is None:
-            raise Refusal(415, f"Content-Type is {media_type[:80]!r}, expected one of {', '.join(FORMATS)}")
+            raise unsupported(media_type)
         body_format = FORMATS.get(media_type) or unparsed(media_type)
         try:
             accept = headers.get("accept", "") if hooks.encode is None else ""
