@@ -11,6 +11,7 @@ import numpy as np
 from flowmx import autograd
 from flowmx import ndarray as nd
 from flowmx.devices import Context, cpu
+from flowmx.errors import AdviceError
 from flowmx.graph import collector
 from flowmx.graph.nesting import flatten
 from flowmx.ndarray import NDArray
@@ -80,7 +81,15 @@ class Model:
         if symbol is None or not names:
             return []
         input_shapes = {spec.name: array.shape for spec, array in zip(self.inputs.specs, batch, strict=True)}
-        shapes = dict(zip(symbol.list_arguments(), symbol.infer_shape(**input_shapes)[0] or (), strict=True))
+        argument_shapes = symbol.infer_shape_partial(**input_shapes)[0] or ()
+        shapes = {name: shape or () for name, shape in zip(symbol.list_arguments(), argument_shapes, strict=True)}
+        unknown = [name for name in names if not shapes[name]]
+        if unknown:
+            raise AdviceError(
+                f"the outputs {', '.join(symbol.list_outputs())} read {', '.join(unknown)}, whose shape is unknown",
+                f"serve the outputs for predictions, symbol[name], or make it an input: shape={{{unknown[0]!r}: ...}}",
+                f"save the outputs for predictions, symbol[name], or make it an input: --shape {unknown[0]}=SIZES",
+            )
         return [nd.zeros(shapes[name], self.ctx) for name in names]
 
     def _time(self, batch: Sequence[Array]) -> float:

@@ -16,6 +16,7 @@ from flowmx.gluon import Block, HybridBlock, SymbolBlock
 from flowmx.model import read_params
 from flowmx.ops.registry.parameters import literal
 from flowmx.serve.inputs import Input
+from flowmx.serve.unread_labels import without_computed_labels
 from flowmx.symbol import Symbol
 
 __all__ = ["Source", "load"]
@@ -146,7 +147,11 @@ def _of_onnx(path: Path, shape: Any, dtype: Any) -> Source:
 def _of_symbol(symbol: Symbol, params: Mapping[str, Any], shape: Any, dtype: Any) -> Source:
     input_names = [name for name in symbol.list_inputs() if name not in params]
     shape = _declared_shapes(symbol, input_names) if shape is None else shape
-    labels = tuple(name for name in input_names if name.endswith(_LABEL) and not _names(shape, name))
+    labels = _labels(input_names, shape)
+    if labels:
+        symbol = without_computed_labels(symbol, labels)
+        input_names = [name for name in symbol.list_inputs() if name not in params]
+        labels = _labels(input_names, shape)
     inputs = _inputs(shape, dtype, [name for name in input_names if name not in labels])
     missing = [name for name in input_names if name not in labels and name not in {spec.name for spec in inputs}]
     if missing:
@@ -172,6 +177,10 @@ def _declared_shapes(symbol: Symbol, input_names: Sequence[str]) -> dict[str, tu
         return None
     shapes = {name: literal(str(text)) for name, text in texts.items()}
     return {name: tuple(size or None for size in sizes[1:]) for name, sizes in shapes.items()}
+
+
+def _labels(input_names: Sequence[str], shape: Any) -> tuple[str, ...]:
+    return tuple(name for name in input_names if name.endswith(_LABEL) and not _names(shape, name))
 
 
 def _names(shape: Any, name: str) -> bool:
