@@ -49,6 +49,10 @@ TARGETS = frozenset(
         "ndarray.recorded_writes",
         "serialization.formats",
         "serialization.params",
+        # What loads the kernels of CPUs.
+        "ndarray.backward_replay",
+        "ops.kernels.native_steps",
+        "ops.kernels.recorded_calls",
         # The package `mxnet`, and the attributes that it adds.
         "compat.members",
         "compat.package",

@@ -52,7 +52,8 @@ warm.serve({}, last)
 PLAIN = subprocess.Popen
 MODULES = (
     "flowmx.kvstore.server.main", "flowmx.kvstore.launching.command", "flowmx.comm.launch.scheduler",
-    "flowmx.gluon.data.workers.process", "flowmx.cli", "faulthandler", "textwrap", "numpy.random",
+    "flowmx.gluon.data.workers.process", "flowmx.cli", "flowmx.ndarray.backward_replay", "faulthandler", "textwrap",
+    "numpy.random",
 )  # fmt: skip
 """The modules that the process imports before it forks others."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from flowmx.devices import Device
 from flowmx.engine import Variable, capture, describe, layer_scope, origin
@@ -13,7 +13,6 @@ from flowmx.engine.origin import warn_user
 from flowmx.engine.runtime import engine
 from flowmx.errors import AutogradError
 from flowmx.late_binding import late
-from flowmx.ndarray import backward_replay
 from flowmx.ndarray import functions as F
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.backward_bulks import Bulk, Cell, Value
@@ -34,6 +33,9 @@ from flowmx.ndarray.recording import (
 )  # fmt: skip
 from flowmx.ops.registry.operators import Operator
 from flowmx.ops.sparse.shapes import SparseShape
+
+if TYPE_CHECKING:
+    from flowmx.ndarray import backward_replay
 
 _LONG_TAPE = 1000
 """The number of tape nodes above which the backward pass defers full garbage collections."""
@@ -186,13 +188,14 @@ class Walk:
         if not self._stores or self._by_calls:
             return False
         nodes, leaves = self._nodes, list(self.leaves)
-        self._key = backward_replay.key_of(nodes, leaves, self._heads, self._head_grads, self._train)
+        replays = late("ndarray.backward_replay")
+        self._key = replays.key_of(nodes, leaves, self._heads, self._head_grads, self._train)
         if self._key is None:
             return False
-        program, is_due = backward_replay.forms.look_up(self._key)
+        program, is_due = replays.forms.look_up(self._key)
         head_arrays = [*self._heads, *[each for each in self._head_grads if each is not None]]
         if program is not None and program.run(nodes, head_arrays, leaves, self._train, self._origin):
-            backward_replay.forms.replayed += 1
+            replays.forms.replayed += 1
             for leaf in leaves:
                 grad = leaf.grad
                 if grad is not None and grad.history is not None:
@@ -205,7 +208,7 @@ class Walk:
             self._nodes, self.leaves = [], {}
             return True
         if is_due:
-            self._lesson = backward_replay.Lesson(nodes, leaves, head_arrays, head_arrays[0].storage.device)
+            self._lesson = replays.Lesson(nodes, leaves, head_arrays, head_arrays[0].storage.device)
         return False
 
     def _visit(self, node: TapeNode) -> None:
@@ -437,7 +440,7 @@ class Walk:
                     cast("NDArray", leaf.grad)[_FULL_KEYS[isinstance(leaf.grad.dims, SparseShape)]] = 0
             if self._lesson is not None and self._key is not None:
                 self._lesson.failed |= bool(self.leaves)
-                backward_replay.forms.keep(self._key, self._lesson.replay())
+                late("ndarray.backward_replay").forms.keep(self._key, self._lesson.replay())
                 self._lesson = None
 
     def _look_ahead(self) -> None:

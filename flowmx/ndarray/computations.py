@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flowmx.devices import Device
-from flowmx.ops.kernels.native_steps import can_run_natively
-from flowmx.ops.kernels.recorded_calls import RecordedCall
+from flowmx.late_binding import late
 from flowmx.ops.registry.kernels import compiling, kernel_for
 from flowmx.ops.registry.operators import Form, Operator, Run
 from flowmx.ops.registry.spec import Spec
@@ -118,7 +117,8 @@ def bind_once(op: Operator, spec: Spec, device: Device, inputs: Sequence[BaseArr
         compiling.missed = False
         forward = forward_of_call(op, spec, device, forms)
         if spec.light and _records_calls(op, device):
-            forward = RecordedCall(forward, op.cost([shape for shape, _ in forms], spec.shapes)[0])
+            flops = op.cost([shape for shape, _ in forms], spec.shapes)[0]
+            forward = late("ops.kernels.recorded_calls").RecordedCall(forward, flops)
         ready = device, forward, run_on(device, False), run_on(device, True)
         if not compiling.missed:
             spec.ready = ready
@@ -129,7 +129,9 @@ def _records_calls(op: Operator, device: Device) -> bool:
     """Return whether repeated calls of an operator are recorded."""
     kernel = kernel_for(device.kernels, op.name)
     is_pure = not (op.traits.mode_matters or op.traits.uses_random or op.writes_inputs())
-    return kernel is not None and kernel.records_calls and is_pure and can_run_natively(device)
+    if kernel is None or not kernel.records_calls or not is_pure:
+        return False
+    return bool(late("ops.kernels.native_steps").can_run_natively(device))
 
 
 def _nothing(run: Run, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:

@@ -1,7 +1,8 @@
 """Faster kernels for particular devices. The operators' forwards are the fallback and the reference implementation.
 
-Each package here registers its kernels with :mod:`flowmx.ops.registry.kernels` when it is imported. Importing
-it loads no library; the first call does. If the library is missing, the operator's forward runs.
+The modules here register their kernels with :mod:`flowmx.ops.registry.kernels` when they are imported: at the first
+use of a device type. Importing them loads no library; the first call does. If the library is missing, the operator's
+forward runs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING
 
+from flowmx.ops.kernels import llvm, onednn
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.kernels import load_at_first_use
 from flowmx.ops.registry.traits import Precision
@@ -22,9 +24,21 @@ if TYPE_CHECKING:
     from flowmx.ops.registry.operators import Operator, Shape
 
 _CUDA = f"{__name__}.cuda"
-for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
-    if _module.name != _CUDA:
-        importlib.import_module(_module.name)
+
+
+def _load_cpu_kernels() -> None:
+    """Import the modules that register kernels for CPUs.
+
+    They are imported one by one, not by their packages: two threads may import them at the same time.
+    """
+    modules = [info.name for info in pkgutil.iter_modules(__path__) if not info.ispkg]
+    modules += [f"llvm.{name}" for name in llvm.MODULES]
+    modules += [f"onednn.{info.name}" for info in pkgutil.iter_modules(onednn.__path__)]
+    for name in modules:
+        importlib.import_module(f"{__name__}.{name}")
+
+
+load_at_first_use("cpu", _load_cpu_kernels)
 load_at_first_use("gpu", lambda: importlib.import_module(_CUDA))
 
 
@@ -79,9 +93,9 @@ def fastest_form(device_type: str, layer: Operator, data: Shape, dtype: DType) -
 def weight_of_link(device_type: str, op: Operator, dtype: DType, count: int) -> int | None:
     """Estimate an operator's instructions as part of a chain; None if it cannot be in one."""
     if device_type == "cpu":
-        from flowmx.ops.kernels import llvm
+        from flowmx.ops.kernels.llvm import chain
 
-        return llvm.chain.weight(op, dtype, count)
+        return chain.weight(op, dtype, count)
     if device_type == "gpu":
         from flowmx.ops.kernels import cuda
 
@@ -92,28 +106,28 @@ def weight_of_link(device_type: str, op: Operator, dtype: DType, count: int) -> 
 def expect_graph(device_type: str) -> None:
     """Start loading the loop compiler in the background, if the device has one and the cache is empty."""
     if device_type == "cpu":
-        from flowmx.ops.kernels import llvm
+        from flowmx.ops.kernels.llvm import chain
 
-        llvm.chain.can_compile()
+        chain.can_compile()
 
 
 def load_ahead(device_type: str) -> None:
     """Start loading the loop compiler in the background for a new graph, if the device has one."""
     if device_type == "cpu":
-        from flowmx.ops.kernels import llvm
+        from flowmx.ops.kernels.llvm import background_compilation, chain
 
-        if llvm.chain.can_compile():
-            llvm.background_compilation.load_ahead()
+        if chain.can_compile():
+            background_compilation.load_ahead()
 
 
 def compile_ahead(device_type: str, chains: Sequence[tuple[Operator, Sequence[Laid], Sequence[Laid]]]) -> None:
     """Start compiling the kernels of chains in the background, for these layouts of inputs and outputs."""
-    from flowmx.ops.kernels import llvm
+    from flowmx.ops.kernels.llvm import chain
     from flowmx.ops.registry.kernels import kernel_for
 
     kernel = kernel_for(device_type, "_chain")
-    if kernel is not None and kernel.compute is llvm.chain.compute:
-        llvm.chain.compile_ahead(chains)
+    if kernel is not None and kernel.compute is chain.compute:
+        chain.compile_ahead(chains)
 
 
 def computes_attention(device_type: str, dtype: DType, size: int, pairs: int, is_plain_prediction: bool) -> bool:
@@ -127,9 +141,9 @@ def computes_attention(device_type: str, dtype: DType, size: int, pairs: int, is
         is_plain_prediction: whether it only predicts, and has no bias.
     """
     if device_type == "cpu":
-        from flowmx.ops.kernels import llvm
+        from flowmx.ops.kernels.llvm import attention
 
-        return llvm.attention.takes(dtype, pairs, is_plain_prediction)
+        return attention.takes(dtype, pairs, is_plain_prediction)
     if device_type == "gpu":
         from flowmx.ops.kernels import cuda
 

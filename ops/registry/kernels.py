@@ -141,9 +141,8 @@ def register_kernel(device_type: str, name: str, operator_kernel: Kernel) -> Non
 def kernel_for(device_type: str, name: str) -> Kernel | None:
     """Return the kernel of an operator, or None."""
     operator_kernel = _kernels.get((device_type, name))
-    if operator_kernel is None and (load := _loaders.get(device_type)) is not None:
-        load()  # removed only afterwards: other threads wait here until all kernels are registered
-        _loaders.pop(device_type, None)
+    if operator_kernel is None and device_type in _loaders:
+        load_kernels(device_type)
         return _kernels.get((device_type, name))
     return operator_kernel
 
@@ -181,6 +180,14 @@ def tied_forward(device_type: str, op: Operator, predicts: bool = False) -> Tied
     operator_kernel = kernel_for(device_type, op.name)
     tie = None if operator_kernel is None else operator_kernel.tie
     return None if tie is None else tie(op, predicts)
+
+
+def load_kernels(device_type: str) -> None:
+    """Register a device type's kernels, if they are not registered yet."""
+    load = _loaders.get(device_type)
+    if load is not None:
+        load()  # removed only afterwards: other threads wait here until all kernels are registered
+        _loaders.pop(device_type, None)
 
 
 def load_at_first_use(device_type: str, load: Callable[[], object]) -> None:

@@ -4,32 +4,13 @@ From the bottom up: ``math_functions`` (exp, log, erf, ... as formulas of :mod:`
 ``assembly`` (writes LLVM assembly) and ``lowering`` (from formulas to assembly); ``compiler`` (to machine code, with a
 cache on disk), ``background_compilation`` (at the first use, outside event loops) and ``team`` (threads);
 ``elementwise``, ``walks`` and ``row_loops`` (a formula as a kernel). The other modules hold the tables of operators and
-register their kernels when this package is imported. llvmlite is imported, and anything compiled, only when the first
+register their kernels when they are imported. llvmlite is imported, and anything compiled, only when the first
 big array comes.
 """
 
 from __future__ import annotations
 
-from flowmx.ops.kernels.llvm import (
-    attention,
-    casts,
-    chain,
-    formulas,
-    gather,
-    joined_normalization,
-    normalization,
-    optimizers,
-    recurrent,
-    recurrent_cells,
-    reductions,
-    region_averages,
-    resizing,
-    rms_norm,
-    softmax,
-    suppression,
-)
-
-__all__ = [
+MODULES = (
     "attention",
     "casts",
     "chain",
@@ -46,4 +27,5 @@ __all__ = [
     "rms_norm",
     "softmax",
     "suppression",
-]
+)
+"""The modules that register kernels."""

@@ -30,6 +30,7 @@ import numpy as np
 
 from flowmx import process_hooks
 from flowmx.gluon.data.workers import shared_memory
+from flowmx.ops.registry.kernels import load_kernels
 
 available = hasattr(os, "pidfd_open") and hasattr(os, "memfd_create") and hasattr(socket, "SOCK_SEQPACKET")
 """True if a template is supported: on Linux."""
@@ -274,6 +275,7 @@ def serve(start: dict[str, Any]) -> dict[str, Any]:
     for name in start["modules"]:
         with contextlib.suppress(Exception):  # a worker will import it again and report the error
             importlib.import_module(name)
+    load_kernels("cpu")  # else each worker imports them
     gc.freeze()  # a garbage collection in a worker would copy all pages
     requests = socket.socket(fileno=start["requests"])
     statuses: dict[int, tuple[int, int]] = {}  # process id and status pipe, by pidfd
