@@ -150,7 +150,7 @@ def test_the_text():
 
 def test_without_matplotlib(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(SystemExit, match=r"flowmx\[examples\]"):
+    with pytest.raises(SystemExit, match=r"pip install matplotlib"):
         importlib.import_module("progress").draw(tmp_path / "plot.png", "title", {})
 
 
