@@ -288,6 +288,28 @@ drawn("nn.Dropout")(
 )
 
 
+@drawn("nn.MultiHeadAttention", 2)
+def attention(d, shape, keep):
+    heads = d.choice([1, 2, 3])
+    units = shape[1] if keep else heads * d.choice([2, 4])
+    return None if units % heads or prod(shape) > LARGE else layer(
+        "nn.MultiHeadAttention", units=units, num_heads=heads, use_bias=d.maybe(False, often=0.3),
+        causal=d.maybe(True), rotary=True if units // heads % 2 == 0 and d.often(0.3) else None,
+    )  # fmt: skip
+
+
+@drawn("nn.LearnedPositions", 2)
+def learned_positions(d, shape, keep):
+    return layer("nn.LearnedPositions", max_length=shape[0] + d.choice([0, 2]), units=shape[1])
+
+
+@drawn("nn.RotaryPositions", 2)
+def rotary_positions(d, shape, keep):
+    return None if shape[1] % 2 else layer(
+        "nn.RotaryPositions", size=shape[1], base=d.maybe(100.0), interleaved=d.maybe(True)
+    )  # fmt: skip
+
+
 for kind in ("GLU", "SwiGLU", "GEGLU"):
 
     @drawn(f"nn.{kind}")

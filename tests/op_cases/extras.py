@@ -51,6 +51,7 @@ COLUMNS = [
 ]  # fmt: skip
 
 PRECISION = [
+    Case("_cast_like", [(2, 3), (1,)], wrt=(0,), recorded=False),
     Case("amp_cast", [(2, 3)], {"dtype": "float64"}, second=True, recorded=False),
     Case("amp_multicast", [(2, 3), (4,)], {"num_outputs": 2}),
     Case("all_finite", [(2, 3)], gradient=False),

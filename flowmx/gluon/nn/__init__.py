@@ -2,6 +2,7 @@
 
 from flowmx.gluon.block import Block, HybridBlock, SymbolBlock
 from flowmx.gluon.nn.activations import ELU, GELU, SELU, Activation, LeakyReLU, PReLU, SiLU, Swish
+from flowmx.gluon.nn.attention import MultiHeadAttention
 from flowmx.gluon.nn.basic_layers import (
     Dense,
     Dropout,
@@ -35,6 +36,7 @@ from flowmx.gluon.nn.conv_layers import (
 )
 from flowmx.gluon.nn.gated import GEGLU, GLU, SwiGLU
 from flowmx.gluon.nn.norm_layers import BatchNorm, BatchNormReLU, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
+from flowmx.gluon.nn.positions import LearnedPositions, RotaryPositions
 from flowmx.lazy import later
 
 __all__ = [
@@ -42,8 +44,9 @@ __all__ = [
     "BatchNormReLU", "Block", "Conv1D", "Conv1DTranspose", "Conv2D", "Conv2DTranspose", "Conv3D", "Conv3DTranspose",
     "Dense", "Dropout", "Embedding", "Flatten", "GlobalAvgPool1D", "GlobalAvgPool2D", "GlobalAvgPool3D",
     "GlobalMaxPool1D", "GlobalMaxPool2D", "GlobalMaxPool3D", "GroupNorm", "HybridBlock", "HybridLambda",
-    "HybridSequential", "InstanceNorm", "Lambda", "LayerNorm", "LeakyReLU", "MaxPool1D", "MaxPool2D", "MaxPool3D",
-    "PReLU", "RMSNorm", "ReflectionPad2D", "Sequential", "SiLU", "SwiGLU", "Swish", "SymbolBlock",
+    "HybridSequential", "InstanceNorm", "Lambda", "LayerNorm", "LeakyReLU", "LearnedPositions", "MaxPool1D",
+    "MaxPool2D", "MaxPool3D", "MultiHeadAttention", "PReLU", "RMSNorm", "ReflectionPad2D", "RotaryPositions",
+    "Sequential", "SiLU", "SwiGLU", "Swish", "SymbolBlock",
 ]  # fmt: skip
 
 __getattr__, __dir__ = later(__name__, others={"linear": "Dense", "module": "HybridBlock", "conv": "Conv2D"})

@@ -110,6 +110,11 @@ def _cast(n: NodeExport) -> str:
     return n.cast(n.inputs[0], n.op.dtype)
 
 
+@exports("_cast_like")
+def _cast_like(n: NodeExport) -> str:
+    return n.cast(n.inputs[0], n.out_dtype())
+
+
 @imports("Cast", "CastLike")
 def _import_cast(n: NodeImport) -> Symbol:
     if n.kind == "CastLike":

@@ -1,0 +1,255 @@
+"""Attention with several heads, masks, and a cache of keys and values for step-wise decoding."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from flowmx import ndarray as nd
+from flowmx.errors import ShapeError
+from flowmx.gluon.hybrid import HybridBlock
+from flowmx.gluon.nn.basic_layers import Dense, Dropout
+from flowmx.gluon.nn.positions import RotaryPositions
+from flowmx.ndarray import NDArray
+from flowmx.semantics import semantics
+
+__all__ = ["MultiHeadAttention"]
+
+_AXES = {
+    "query": "(batch, query length, features)", "key": "(batch, key length, features)",
+    "value": "(batch, key length, features)", "mask": "(batch or 1, query length, key length)",
+    "padding": "(batch, key length)",
+}  # fmt: skip
+_HIDDEN = 3e4
+"""Subtracted from the scores of hidden positions: below float16's limit, and far beyond real scores."""
+
+
+class MultiHeadAttention(HybridBlock):
+    """Attention with several heads (Vaswani et al., Attention Is All You Need, NIPS 2017).
+
+    ``attention(query, key, value, mask, padding, cache)``. All arguments except the first are optional, and may be
+    passed by name:
+
+    - ``query``: (batch, query length, features), float.
+    - ``key``: (batch, key length, features), the dtype of the query; default: the query, for self-attention.
+    - ``value``: (batch, key length, features); default: the key.
+    - ``mask``: (batch or 1, query length, key length), any dtype: 1 where a query sees a key, else 0.
+    - ``padding``: (batch, key length), any dtype: 1 for keys, 0 for padding, which no query sees.
+    - ``cache``: keys, values and position of earlier calls, from :meth:`begin_cache` or the last call.
+
+    It returns (batch, query length, units) in the dtype of the query. With a cache it returns that and the next cache.
+    A query that may see no key at all gets finite values that mean nothing.
+
+    With ``causal``, a query sees no later keys; if there are more keys than queries, the last of both are at the same
+    position. With a cache, the queries follow the positions in the cache, and see those and each other causally;
+    ``mask`` and ``padding`` then have the length of the cache as the key length.
+
+    Args:
+        units: the number of features of the output.
+        num_heads: the number of heads, which divides ``units``.
+        dropout: the probability with which a weight is dropped in training.
+        use_bias: add a bias to queries, keys, values and outputs.
+        causal: hide later keys from each query.
+        rotary: rotate queries and keys by their positions: True, or the arguments of
+            :class:`RotaryPositions`, such as ``{"base": 500000}``.
+        weight_initializer: the initializer of the weights.
+        bias_initializer: the initializer of the biases.
+        in_units: the number of features of the query (default: inferred at the first call).
+        **kwargs: ``prefix`` and ``params``.
+
+    Raises:
+        ValueError: ``num_heads`` does not divide ``units``, or ``dropout`` is outside 0 to 1.
+        ShapeError: an input's shape does not fit (when called).
+        IndexError: the cache is full (when the output is read).
+
+    Example:
+        >>> attention = mx.gluon.nn.MultiHeadAttention(8, num_heads=2, causal=True)
+        >>> attention.initialize()
+        >>> cache = attention.begin_cache(batch_size=3, max_length=5)
+        >>> for step in range(5):
+        ...     y, cache = attention(mx.nd.ones((3, 1, 8)), cache=cache)
+        >>> y.shape
+        (3, 1, 8)
+    """
+
+    def __init__(
+        self, units: int, num_heads: int, dropout: float = 0.0, use_bias: bool = True, causal: bool = False,
+        rotary: bool | dict[str, Any] = False, weight_initializer: Any = None, bias_initializer: Any = "zeros",
+        in_units: int = 0, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        if num_heads < 1 or units < 1 or units % num_heads:
+            raise ValueError(
+                f"MultiHeadAttention: units is {units} and num_heads {num_heads}, expected a multiple of the number of "
+                "heads: change one of the two"
+            )
+        if not 0 <= dropout < 1:
+            raise ValueError(f"MultiHeadAttention: dropout is {dropout}, expected a probability from 0 to below 1")
+        super().__init__(**kwargs)
+        self._units, self._heads, self._causal = units, num_heads, causal
+        options = {
+            "flatten": False, "use_bias": use_bias, "weight_initializer": weight_initializer,
+            "bias_initializer": bias_initializer,
+        }  # fmt: skip
+        with self.name_scope():
+            self.query = Dense(units, in_units=in_units, prefix="query_", **options)
+            self.key = Dense(units, prefix="key_", **options)
+            self.value = Dense(units, prefix="value_", **options)
+            self.out = Dense(units, in_units=units, prefix="out_", **options)
+            self.dropout = Dropout(dropout) if dropout else None
+            self.rotary = None
+            if rotary:
+                self.rotary = RotaryPositions(units // num_heads, **({} if rotary is True else rotary))
+
+    def begin_cache(self, batch_size: int, max_length: int, dtype: Any = None, ctx: Any = None) -> list[NDArray]:
+        """Return an empty cache for step-wise decoding.
+
+        Each call with a cache returns the next one, and leaves the last one unchanged. All have the same shapes, so
+        that a hybridized block compiles one graph for all steps.
+
+        Args:
+            batch_size: the number of sequences.
+            max_length: the number of positions that the cache has room for.
+            dtype: the element type (default: that of the weights).
+            ctx: the device (default: the current one).
+
+        Returns:
+            Keys and values, (max_length, batch_size, units), and the number of positions in use, (1,), int32.
+
+        Raises:
+            ValueError: a length is below 1.
+        """
+        if batch_size < 1 or max_length < 1:
+            raise ValueError(
+                f"begin_cache: batch_size is {batch_size} and max_length {max_length}, expected 1 or more of both"
+            )
+        shape = (max_length, batch_size, self._units)
+        dtype = self.out.weight.dtype if dtype is None else dtype
+        arrays: list[NDArray] = [nd.zeros(shape, dtype=dtype, ctx=ctx) for _ in range(2)]
+        arrays.append(nd.zeros((1,), dtype="int32", ctx=ctx))
+        return [array.as_np_ndarray() for array in arrays] if semantics.get().array else arrays
+
+    def __call__(
+        self, query: Any, key: Any = None, value: Any = None, mask: Any = None, padding: Any = None, cache: Any = None
+    ) -> Any:
+        """Compute the output; see the class."""
+        _check(self, {"query": query, "key": key, "value": value, "mask": mask, "padding": padding}, cache)
+        arguments = [query, key, value, mask, padding, cache]
+        while len(arguments) > 1 and arguments[-1] is None:
+            arguments.pop()
+        return super().__call__(*arguments)
+
+    def hybrid_forward(
+        self, F: Any, query: Any, key: Any = None, value: Any = None, mask: Any = None, padding: Any = None,
+        cache: Any = None,
+    ) -> Any:  # fmt: skip
+        key = query if key is None else key
+        value = key if value is None else value
+        queries, keys, values = self.query(query), self.key(key), self.value(value)
+        like, places, counted = queries, None, _numbers(F, key, 1)
+        queries = self._split(F, queries)
+        if cache is None:
+            keys, values = self._split(F, keys), self._split(F, values)
+            if self.rotary is not None:
+                queries, keys = self.rotary(queries), self.rotary(keys)
+        else:
+            counted = _numbers(F, cache[0], 0)
+            places = F.broadcast_add(F.Cast(_numbers(F, query, 1), dtype="int32"), cache[2])
+            if self.rotary is not None:
+                queries, keys = self.rotary(queries, places), self._join(F, self.rotary(self._split(F, keys), places))
+            cache = self._append(F, cache, places, keys, values)
+            keys, values = (self._split(F, F.transpose(each, axes=(1, 0, 2))) for each in cache[:2])
+        scores = F.batch_dot(queries * (1 / math.sqrt(self._units // self._heads)), keys, transpose_b=True)
+        visible = self._visibility(F, query, mask, padding)
+        if self._causal or places is not None:
+            causal = _causal(F, _numbers(F, query, 1), counted, places)
+            visible = causal if visible is None else F.broadcast_mul(visible, causal)
+        if visible is not None:
+            scores = F.broadcast_add(scores, F._internal._cast_like((visible - 1) * _HIDDEN, like))
+        weights = F.softmax(scores, axis=-1)
+        weights = weights if self.dropout is None else self.dropout(weights)
+        out = self.out(self._join(F, F.batch_dot(weights, values)))
+        return out if cache is None else (out, cache)
+
+    @staticmethod
+    def _append(F: Any, cache: Any, places: Any, keys: Any, values: Any) -> list[Any]:
+        """Return the next cache: with keys and values, (batch, length, units), at their places."""
+        arrays = [
+            F.contrib.index_copy(old, places, F.transpose(new, axes=(1, 0, 2)))
+            for old, new in ((cache[0], keys), (cache[1], values))
+        ]
+        return [*arrays, F.slice_axis(places, axis=0, begin=-1, end=None) + 1]
+
+    def _split(self, F: Any, x: Any) -> Any:
+        """Return (batch · heads, length, size) of (batch, length, units)."""
+        split = F.Reshape(x, shape=(0, 0, self._heads, -1))
+        return F.Reshape(F.transpose(split, axes=(0, 2, 1, 3)), shape=(-3, 0, 0))
+
+    def _join(self, F: Any, x: Any) -> Any:
+        """Return (batch, length, units) of (batch · heads, length, size)."""
+        split = F.Reshape(x, shape=(-4, -1, self._heads, 0, 0))
+        return F.Reshape(F.transpose(split, axes=(0, 2, 1, 3)), shape=(0, 0, -3))
+
+    def _visibility(self, F: Any, query: Any, mask: Any, padding: Any) -> Any:
+        """Return 1 where a mask lets a query see a key, else 0, as float32 for each head; None without masks."""
+        masks = [] if mask is None else [mask]
+        if padding is not None:
+            masks.append(F.expand_dims(padding, axis=1))
+        if not masks:
+            return None
+        ones = F.slice_axis(F.slice_axis(query, axis=1, begin=0, end=1), axis=2, begin=0, end=1)
+        visible = F.ones_like(F.Cast(ones, dtype="float32"))  # (batch, 1, 1)
+        for each in masks:
+            visible = F.broadcast_mul(visible, F.clip(F.Cast(each, dtype="float32"), 0, 1))
+        return F.Reshape(F.broadcast_axis(F.expand_dims(visible, axis=1), axis=1, size=self._heads), shape=(-3, 0, 0))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._units}, num_heads={self._heads}, causal={self._causal})"
+
+
+def _numbers(F: Any, x: Any, axis: int) -> Any:
+    """Return 0, 1, ... along an axis of three, as float32: 16 bits cannot count far."""
+    for other in {0, 1, 2} - {axis}:
+        x = F.slice_axis(x, axis=other, begin=0, end=1)
+    return F.contrib.arange_like(F.Cast(x, dtype="float32"), axis=axis)
+
+
+def _causal(F: Any, rows: Any, columns: Any, places: Any) -> Any:
+    """Return 1 where a key is not later than a query, else 0: (1, query length, key length), float32.
+
+    Args:
+        F: as for ``hybrid_forward``.
+        rows: the numbers of the queries.
+        columns: the numbers of the keys.
+        places: the positions of the queries among the keys; None if the last of both are at the same position.
+    """
+    if places is None:
+        rows, columns = (F.reverse(each, axis=0) for each in (rows, columns))
+        return F.broadcast_greater_equal(F.Reshape(columns, shape=(1, 1, -1)), F.Reshape(rows, shape=(1, -1, 1)))
+    rows = F.Reshape(F.Cast(places, dtype="float32"), shape=(1, -1, 1))
+    return F.broadcast_lesser_equal(F.Reshape(columns, shape=(1, 1, -1)), rows)
+
+
+def _check(block: MultiHeadAttention, inputs: dict[str, Any], cache: Any) -> None:
+    """Raise a ShapeError if the shape of an array does not fit the others."""
+    shapes = {name: each.shape for name, each in inputs.items() if isinstance(each, NDArray)}
+    query, key = shapes.get("query", ()), shapes.get("key", shapes.get("query", ()))
+    value = shapes.get("value", key)
+    if len(query) == len(key) == len(value) == 3:
+        count = cache[0].shape[0] if cache is not None else key[1]
+        expected: dict[str, list[tuple[int, ...]]] = {
+            "key": [(query[0], query[1] if cache is not None else key[1], key[2])], "value": [(*key[:2], value[2])],
+            "mask": [(query[0], query[1], count), (1, query[1], count)], "padding": [(query[0], count)],
+        }  # fmt: skip
+        for name, allowed in expected.items():
+            if name in shapes and shapes[name] not in allowed:
+                raise ShapeError(
+                    f"{type(block).__name__} {block.name!r}: {name} has shape {shapes[name]}, expected "
+                    f"{' or '.join(map(str, allowed))}, {_AXES[name]}, for the query {query} and the key {key}"
+                )
+        return
+    for name in ("query", "key", "value"):
+        if name in shapes and len(shapes[name]) != 3:
+            raise ShapeError(
+                f"{type(block).__name__} {block.name!r}: {name} has shape {shapes[name]}, expected 3 axes, "
+                f"{_AXES[name]}: add an axis for the batch with expand_dims(0), or for the length with expand_dims(1)"
+            )

@@ -1,0 +1,118 @@
+"""Positions for attention: learned vectors that are added, and rotations of queries and keys."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from flowmx.gluon.hybrid import HybridBlock
+
+__all__ = ["LearnedPositions", "RotaryPositions"]
+
+
+class LearnedPositions(HybridBlock):
+    """Adds a learned vector for each position.
+
+    Gehring et al., Convolutional Sequence to Sequence Learning, ICML 2017; BERT and GPT-2 use it.
+
+    Inputs: ``x`` (batch, length, units), float, and optionally ``positions`` (length,), any dtype: for step-wise
+    decoding, where the first position is not 0. Output: the shape and dtype of ``x``.
+
+    Args:
+        max_length: the number of positions.
+        units: the length of the vectors.
+        weight_initializer: the initializer of the vectors (default: normal numbers with the deviation 0.02).
+        **kwargs: ``prefix`` and ``params``.
+
+    Raises:
+        ValueError: ``max_length`` or ``units`` is below 1.
+        ShapeError: the input is longer than ``max_length`` (when called).
+        IndexError: a position is outside 0 to ``max_length - 1`` (when the output is read).
+    """
+
+    def __init__(self, max_length: int, units: int, weight_initializer: Any = None, **kwargs: Any) -> None:
+        for name, value in (("max_length", max_length), ("units", units)):
+            if value < 1:
+                raise ValueError(f"LearnedPositions: {name} is {value}, expected 1 or more")
+        super().__init__(**kwargs)
+        self._shape = (max_length, units)
+        init = weight_initializer
+        if init is None:
+            from flowmx.initializer import Normal
+
+            init = Normal(0.02)
+        self.weight = self.params.get("weight", shape=self._shape, init=init)
+
+    def hybrid_forward(self, F: Any, x: Any, positions: Any = None, *, weight: Any) -> Any:
+        rows = F.expand_dims(weight, axis=0)
+        if positions is None:
+            return F.broadcast_add(x, F.slice_like(rows, x, axes=(1,)))
+        return F.broadcast_add(x, F.take(rows, positions, axis=1, mode="raise"))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}{self._shape}"
+
+
+class RotaryPositions(HybridBlock):
+    """Rotates pairs of features by angles that grow with the position.
+
+    Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021. The products of rotated queries and
+    keys depend only on the distance of their positions. The pair ``i`` of ``size / 2`` rotates by ``base ** (-2 * i /
+    size)`` a position.
+
+    Inputs: ``x`` (batch, length, size), float; for several heads ``batch`` counts each head of each sample. Optionally
+    ``positions`` (length,), float32 or int32: for step-wise decoding, where the first position is not 0. Output: the
+    shape and dtype of ``x``. Angles are computed in float32.
+
+    Args:
+        size: the number of features, even.
+        base: determines the slowest rotation.
+        interleaved: a pair is two neighbors, as in the paper and GPT-J; otherwise the features ``i`` and ``i + size /
+            2``, as in GPT-NeoX and LLaMA.
+        **kwargs: ``prefix`` and ``params``.
+
+    Raises:
+        ValueError: the size is odd or below 2, or the base is not above 0.
+    """
+
+    def __init__(self, size: int, base: float = 10000.0, interleaved: bool = False, **kwargs: Any) -> None:
+        if size < 2 or size % 2:
+            raise ValueError(f"RotaryPositions: size is {size}, expected an even number of features, 2 or more")
+        if base <= 0:
+            raise ValueError(f"RotaryPositions: base is {base}, expected a number above 0")
+        super().__init__(**kwargs)
+        self._size, self._base, self._interleaved = size, base, interleaved
+
+    def hybrid_forward(self, F: Any, x: Any, positions: Any = None) -> Any:
+        cosine, sine = self._waves(F, x, positions)
+        if self._interleaved:
+            pairs = F.Reshape(x, shape=(0, 0, -1, 2))
+            one, other = (
+                F.Reshape(F.slice_axis(pairs, axis=3, begin=index, end=index + 1), shape=(0, 0, -1)) for index in (0, 1)
+            )
+        else:
+            one, other = F.split(x, num_outputs=2, axis=2)
+        turned = (
+            F.broadcast_sub(F.broadcast_mul(one, cosine), F.broadcast_mul(other, sine)),
+            F.broadcast_add(F.broadcast_mul(other, cosine), F.broadcast_mul(one, sine)),
+        )
+        if self._interleaved:
+            return F.Reshape(F.stack(*turned, axis=3), shape=(0, 0, -3))
+        return F.concat(*turned, dim=2)
+
+    def _waves(self, F: Any, x: Any, positions: Any) -> list[Any]:
+        """Return cosines and sines of the angles, (1, length, size / 2), in the dtype of ``x``."""
+        column = F.slice_axis(F.slice_axis(x, axis=0, begin=0, end=1), axis=2, begin=0, end=1)
+        if positions is None:
+            positions = F.contrib.arange_like(F.Cast(column, dtype="float32"), axis=1)
+        positions = F.Reshape(F.Cast(positions, dtype="float32"), shape=(1, -1, 1))
+        row = F.slice_axis(F.slice_axis(x, axis=0, begin=0, end=1), axis=1, begin=0, end=1)
+        row = F.slice_axis(row, axis=2, begin=0, end=self._size // 2)
+        indices = F.contrib.arange_like(F.Cast(row, dtype="float32"), axis=2)
+        speeds = F.exp(indices * (-2 * math.log(self._base) / self._size))
+        angles = F.broadcast_mul(positions, F.Reshape(speeds, shape=(1, 1, -1)))
+        like = F._internal._cast_like
+        return [like(F.cos(angles), x), like(F.sin(angles), x)]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._size}, base={self._base:g}, interleaved={self._interleaved})"
