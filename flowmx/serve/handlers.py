@@ -11,10 +11,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flowmx.errors import AdviceError
 from flowmx.serve.hooks import Hooks, check_hook
 
 __all__ = ["load_handler"]
+
+_ADVICE = "define decode(body, content_type) or encode(result), or name the object that has them, MODULE:NAME"
 
 
 def load_handler(text: str) -> Hooks:
@@ -40,11 +41,10 @@ def load_handler(text: str) -> Hooks:
         handler = handler()
     decode, encode = getattr(handler, "decode", None), getattr(handler, "encode", None)
     if decode is None and encode is None:
-        raise AdviceError(
-            f"the handler {text!r} has neither decode nor encode",
-            "define decode(body, content_type) or encode(result)",
-            "define decode(body, content_type) or encode(result) there, or name the object that has them: MODULE:NAME",
-        )  # fmt: skip
+        is_of_mms = hasattr(handler, "handle")
+        advice = "call preprocess in decode, and postprocess in encode" if is_of_mms else _ADVICE
+        kind = ": it is one of Multi Model Server" if is_of_mms else ""
+        raise ValueError(f"the handler {text!r} has neither decode nor encode{kind}; {advice} (docs/serving.md)")
     check_hook("decode", decode, "body, content_type")
     check_hook("encode", encode, "result")
     return Hooks(decode, encode)

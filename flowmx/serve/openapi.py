@@ -1,19 +1,18 @@
-"""The OpenAPI document of a service, with the shapes of its models, and an HTML page of it."""
+"""The OpenAPI document of a service, with the shapes of its models."""
 
 from __future__ import annotations
 
-import html
-import json
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from flowmx.serve.images import IMAGE_TYPES
 from flowmx.serve.inputs import Input
 from flowmx.serve.model_registry import ModelRegistry
 from flowmx.serve.predictor import Predictor
 
-__all__ = ["document", "page"]
+__all__ = ["Route", "document"]
 
 
 class Route(Protocol):
@@ -73,8 +72,11 @@ def _operation(route: Route, predictor: Predictor | None) -> dict[str, Any]:
     if predictor is not None:
         is_open_inference = route.path.endswith("infer")
         request, response = (_infer if is_open_inference else _predict)(predictor)
-        operation["requestBody"] = {"required": True, "content": _content(request, is_open_inference)}
-        operation["responses"]["200"]["content"] = _content(response, is_open_inference)
+        bodies, replies = _content(request, is_open_inference), _content(response, is_open_inference)
+        if not is_open_inference:
+            bodies, replies = _with_hooks(predictor, bodies, replies)
+        operation["requestBody"] = {"required": True, "content": bodies}
+        operation["responses"]["200"]["content"] = replies
         operation["responses"]["503"] = {"description": "overloaded: retry after Retry-After seconds"}
     return operation
 
@@ -84,6 +86,18 @@ def _content(schema: dict[str, Any], is_open_inference: bool) -> dict[str, Any]:
     if is_open_inference:
         return content
     return content | {"application/msgpack": {}, "application/x-npy": {}}
+
+
+def _with_hooks(
+    predictor: Predictor, bodies: dict[str, Any], replies: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the contents of bodies and replies, those of hooks without a schema."""
+    hooks = predictor.hooks
+    if hooks.decode is not None:
+        bodies = {"*/*": {}}
+    if hooks.image is not None:
+        bodies = bodies | {media_type: {} for media_type in IMAGE_TYPES}
+    return bodies, replies if hooks.encode is None else {"application/json": {}, "*/*": {}}
 
 
 def _predict(predictor: Predictor) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -137,41 +151,3 @@ def _tensors(specs: Sequence[Input]) -> dict[str, Any]:
 
 def _object(properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def page(routes: Sequence[Route], models: ModelRegistry) -> str:
-    """Return a self-contained HTML page of the models and routes."""
-    rows = "".join(
-        f"<tr><td><code>{'POST' if route.is_post else 'GET'} /{html.escape(route.path)}</code></td>"
-        f"<td>{html.escape(route.summary)}</td><td>{route.access}</td></tr>"
-        for route in routes
-    )
-    sections = "".join(_model(name, models.find(name)) for name in models) or "<p>No model is loaded.</p>"
-    return (
-        "<!doctype html><html lang='en'><meta charset='utf-8'><title>flowmx: API of the service</title>"
-        "<meta name='viewport' content='width=device-width'>"
-        "<style>body{font:16px/1.5 system-ui;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-        "td,th{text-align:left;padding:.2rem 1rem .2rem 0;vertical-align:top}pre{overflow:auto;background:#8881;"
-        "padding:.6rem}</style>"
-        f"<h1>Models</h1>{sections}<h1>Routes</h1><table><tr><th>Route</th><th>Purpose</th><th>Access</th></tr>{rows}"
-        "</table><p>OpenAPI document: <a href='openapi.json'>openapi.json</a></p></html>"
-    )
-
-
-def _model(name: str, predictor: Predictor) -> str:
-    specs = predictor.inputs.specs
-    zeros = {spec.name: np.zeros([1, *(size or 1 for size in spec.shape)], spec.dtype).tolist() for spec in specs}
-    example = json.dumps({"inputs": zeros if len(specs) > 1 else next(iter(zeros.values()))})
-    body = example if len(example) <= _EXAMPLE_LENGTH else f"{example[:_EXAMPLE_LENGTH]}..."
-    inputs, outputs = (
-        ", ".join(f"<code>{html.escape(spec.name)}</code> {html.escape(str(spec))}" for spec in specs)
-        for specs in (predictor.inputs.specs, predictor.results)
-    )
-    return (
-        f"<h2>{html.escape(name)}</h2><p>Input rows: {inputs}. Output rows: {outputs or 'unknown'}.</p>"
-        f"<pre>curl -d '{html.escape(body)}' -H 'Content-Type: application/json' \\\n"
-        f"    HOST/models/{html.escape(name)}/predict</pre>"
-    )
-
-
-_EXAMPLE_LENGTH = 300

@@ -19,7 +19,7 @@ from flowmx.comm.limits import Limits, limits_for
 from flowmx.comm.metrics import CONTENT_TYPE
 from flowmx.comm.rate_limits import Throttle
 from flowmx.comm.security import host_of, is_address
-from flowmx.serve import open_inference, openapi
+from flowmx.serve import api_page, open_inference, openapi
 from flowmx.serve.access import Access
 from flowmx.serve.bodies import (
     MAX_TEXT,
@@ -274,7 +274,7 @@ class Service:
         return json_reply(200, openapi.document(ROUTES, self.models))
 
     def _page(self, headers: Headers) -> Reply:
-        return Reply(200, openapi.page(ROUTES, self.models).encode(), "text/html; charset=utf-8")
+        return Reply(200, api_page.page(ROUTES, self.models).encode(), "text/html; charset=utf-8")
 
     # -- health ----------------------------------------------------------------------------------------
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import flowmx as mx
 from flowmx import cli
 from flowmx.serve import handlers
 from tests.serve.test_http import JSON, NPY, Client, carried, doubling, npy  # noqa: F401 (a fixture)
-from tests.serve.test_predictor import Gate, closed, gated  # noqa: F401 (a fixture)
+from tests.serve.test_predictor import Gate, closed, gated, network  # noqa: F401 (a fixture)
 from tests.waiting import until
 
 TEXT = "text/plain; charset=utf-8"
@@ -229,6 +231,21 @@ async def test_a_hook_can_await_another_predictor():
         assert (await ask("POST", "/predict", b"1 2", Content_Type=TEXT))[0] == 503
 
 
+async def test_the_handlers_of_the_page_answer_requests():
+    page = (Path(__file__).parent.parent.parent / "docs" / "serving.md").read_text(encoding="utf-8")
+    names = {"mx": mx, "np": np, "net": network()}
+    for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        if "def decode" in block:
+            exec(compile(block, "docs/serving.md", "exec"), names)
+    async with Client({"labelled": names["labelled"], "migrated": names["migrated"]}) as ask:
+        status, _, answer = await ask("POST", "/models/labelled/predict", b"1,2,3,4,5", Content_Type="text/csv")
+        labelled = json.loads(answer)
+        assert (status, len(labelled["scores"])) == (200, 3)
+        assert (await ask("POST", "/models/labelled/predict", b"1", Content_Type="text/plain"))[0] == 400
+        _, _, answer = await ask("POST", "/models/migrated/predict", b"[1, 2, 3, 4, 5]", Content_Type=JSON)
+        assert json.loads(answer) == {"label": labelled["label"]}
+
+
 def test_hooks_that_are_not_functions_are_refused():
     with pytest.raises(TypeError, match=r"decode is a str, expected a function decode\(body, content_type\)"):
         doubling(decode="json")
@@ -249,6 +266,12 @@ class Labels:
         self.names = helper_of_handler.NAMES
     def encode(self, result):
         return self.names[int(result.argmax())]
+
+class OfMMS:
+    def initialize(self, context):
+        pass
+    def handle(self, data, context):
+        return data
 
 nothing = object()
 """
@@ -280,7 +303,8 @@ async def test_a_handler_is_a_module_or_a_class_in_it(handler, module):
         ("no_such_module", "No module named 'no_such_module'"),
         ("missing.py", "there is no handler file missing.py"),
         ("my_handler:other", "my_handler has no 'other'"),
-        ("my_handler:nothing", "has neither decode nor encode: define decode"),
+        ("my_handler:nothing", "has neither decode nor encode; define decode"),
+        ("my_handler:OfMMS", "it is one of Multi Model Server; call preprocess in decode"),
     ],
 )
 def test_a_wrong_handler_is_refused_in_one_line(handler, text, message, capsys):
