@@ -85,6 +85,10 @@ ELSEWHERE = {
     **dict.fromkeys(["rnn.RecurrentCell", "rnn.HybridRecurrentCell", "rnn.ModifierCell"], "a base of cells"),
     "loss.Loss": "the base of losses",
     "nn.SymbolBlock": "what a network is once it was imported, which is a mode",
+    **dict.fromkeys(
+        ["nn.TransformerDecoder", "nn.TransformerDecoderLayer"],
+        "layers with two inputs: tests/gluon/test_transformer_layers.py",
+    ),
     "contrib.nn.SparseEmbedding": "a plain block with a sparse gradient: tests/ndarray/test_sparse.py",
 }
 

@@ -298,6 +298,19 @@ def attention(d, shape, keep):
     )  # fmt: skip
 
 
+for kind in ("TransformerEncoderLayer", "TransformerEncoder"):
+
+    @drawn(f"nn.{kind}", 2)
+    def encoder(d, shape, keep, name=f"nn.{kind}"):
+        heads = d.choice([1, 2])
+        return None if shape[1] % heads or shape[1] < 3 or prod(shape) > LARGE else layer(
+            name, **({"num_layers": d.choice([1, 2])} if name == "nn.TransformerEncoder" else {}), units=shape[1],
+            num_heads=heads, hidden_units=d.choice([3, 8]), dropout=0.0, pre_norm=d.maybe(True), causal=d.maybe(True),
+            activation=d.maybe("gelu", "silu", "glu", "swiglu", "geglu"), norm=d.maybe("rms", often=0.3),
+            use_bias=d.maybe(False, often=0.3),
+        )  # fmt: skip
+
+
 @drawn("nn.LearnedPositions", 2)
 def learned_positions(d, shape, keep):
     return layer("nn.LearnedPositions", max_length=shape[0] + d.choice([0, 2]), units=shape[1])

@@ -80,8 +80,8 @@ def test_each_recipe_of_the_cookbook_runs_by_itself(recipe, tmp_path):
     tutorial.run(page)
 
 
-def test_the_cookbook_has_thirty_recipes():
-    assert len(RECIPES) == 30
+def test_the_cookbook_has_thirty_one_recipes():
+    assert len(RECIPES) == 31
 
 
 PAGE = """

@@ -37,6 +37,12 @@ from flowmx.gluon.nn.conv_layers import (
 from flowmx.gluon.nn.gated import GEGLU, GLU, SwiGLU
 from flowmx.gluon.nn.norm_layers import BatchNorm, BatchNormReLU, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
 from flowmx.gluon.nn.positions import LearnedPositions, RotaryPositions
+from flowmx.gluon.nn.transformer import (
+    TransformerDecoder,
+    TransformerDecoderLayer,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+)
 from flowmx.lazy import later
 
 __all__ = [
@@ -46,7 +52,8 @@ __all__ = [
     "GlobalMaxPool1D", "GlobalMaxPool2D", "GlobalMaxPool3D", "GroupNorm", "HybridBlock", "HybridLambda",
     "HybridSequential", "InstanceNorm", "Lambda", "LayerNorm", "LeakyReLU", "LearnedPositions", "MaxPool1D",
     "MaxPool2D", "MaxPool3D", "MultiHeadAttention", "PReLU", "RMSNorm", "ReflectionPad2D", "RotaryPositions",
-    "Sequential", "SiLU", "SwiGLU", "Swish", "SymbolBlock",
+    "Sequential", "SiLU", "SwiGLU", "Swish", "SymbolBlock", "TransformerDecoder", "TransformerDecoderLayer",
+    "TransformerEncoder", "TransformerEncoderLayer",
 ]  # fmt: skip
 
 __getattr__, __dir__ = later(__name__, others={"linear": "Dense", "module": "HybridBlock", "conv": "Conv2D"})
