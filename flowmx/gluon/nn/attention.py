@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, overload
 
 from flowmx import ndarray as nd
 from flowmx.errors import ShapeError
+from flowmx.gluon.base_block import A
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.nn.basic_layers import Dense, Dropout
 from flowmx.gluon.nn.positions import RotaryPositions
@@ -127,6 +129,18 @@ class MultiHeadAttention(HybridBlock):
         arrays: list[NDArray] = [nd.zeros(shape, dtype=dtype, ctx=ctx) for _ in range(2)]
         arrays.append(nd.zeros((1,), dtype="int32", ctx=ctx))
         return [array.as_np_ndarray() for array in arrays] if semantics.get().array else arrays
+
+    @overload
+    def __call__(
+        self, query: A, key: A | None = None, value: A | None = None, mask: A | None = None, padding: A | None = None,
+        cache: None = None,
+    ) -> A: ...  # fmt: skip
+
+    @overload
+    def __call__(
+        self, query: A, key: A | None = None, value: A | None = None, mask: A | None = None, padding: A | None = None,
+        *, cache: Sequence[A],
+    ) -> tuple[A, list[A]]: ...  # fmt: skip
 
     def __call__(
         self, query: Any, key: Any = None, value: Any = None, mask: Any = None, padding: Any = None, cache: Any = None

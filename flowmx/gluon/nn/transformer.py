@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 from flowmx.errors import ParameterError
+from flowmx.gluon.base_block import A
 from flowmx.gluon.hybrid import HybridBlock, Layer
 from flowmx.gluon.nn.activations import GELU, Activation, SiLU
 from flowmx.gluon.nn.attention import MultiHeadAttention
@@ -136,6 +137,18 @@ class TransformerEncoderLayer(_TransformerLayer):
             **kwargs,
         )  # fmt: skip
 
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(self, x: A, mask: A | None = None, padding: A | None = None, cache: None = None) -> A: ...
+
+        @overload
+        def __call__(
+            self, x: A, mask: A | None = None, padding: A | None = None, *, cache: Sequence[A]
+        ) -> tuple[A, list[A]]: ...
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
     def hybrid_forward(self, F: Any, x: Any, mask: Any = None, padding: Any = None, cache: Any = None) -> Any:
         x, following = self._attend(x, mask, padding, cache)
         x = self._feed_forward(1, x)
@@ -185,6 +198,22 @@ class TransformerDecoderLayer(_TransformerLayer):
             units, num_heads, hidden_units, dropout, activation, pre_norm, norm, epsilon, causal, rotary, use_bias, 3,
             **kwargs,
         )  # fmt: skip
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(
+            self, x: A, memory: A, mask: A | None = None, padding: A | None = None, memory_padding: A | None = None,
+            cache: None = None,
+        ) -> A: ...  # fmt: skip
+
+        @overload
+        def __call__(
+            self, x: A, memory: A, mask: A | None = None, padding: A | None = None, memory_padding: A | None = None,
+            *, cache: Sequence[A],
+        ) -> tuple[A, list[A]]: ...  # fmt: skip
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def hybrid_forward(
         self, F: Any, x: Any, memory: Any, mask: Any = None, padding: Any = None, memory_padding: Any = None,
@@ -263,6 +292,18 @@ class TransformerEncoder(_Stack):
     ) -> None:  # fmt: skip
         super().__init__(num_layers, units, num_heads, prefix, params, hidden_units=hidden_units, **options)
 
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(self, x: A, mask: A | None = None, padding: A | None = None, cache: None = None) -> A: ...
+
+        @overload
+        def __call__(
+            self, x: A, mask: A | None = None, padding: A | None = None, *, cache: Sequence[Sequence[A]]
+        ) -> tuple[A, list[list[A]]]: ...
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
     def hybrid_forward(self, F: Any, x: Any, mask: Any = None, padding: Any = None, cache: Any = None) -> Any:
         return self._run(x, cache, mask, padding)
 
@@ -293,6 +334,22 @@ class TransformerDecoder(_Stack):
         prefix: str | None = None, params: Any = None, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(num_layers, units, num_heads, prefix, params, hidden_units=hidden_units, **options)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(
+            self, x: A, memory: A, mask: A | None = None, padding: A | None = None, memory_padding: A | None = None,
+            cache: None = None,
+        ) -> A: ...  # fmt: skip
+
+        @overload
+        def __call__(
+            self, x: A, memory: A, mask: A | None = None, padding: A | None = None, memory_padding: A | None = None,
+            *, cache: Sequence[Sequence[A]],
+        ) -> tuple[A, list[list[A]]]: ...  # fmt: skip
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def hybrid_forward(
         self, F: Any, x: Any, memory: Any, mask: Any = None, padding: Any = None, memory_padding: Any = None,
