@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import threading
 from typing import TYPE_CHECKING
 
+from flowmx import process_hooks
 from flowmx.ops.kernels import llvm, onednn
 from flowmx.ops.registry.dtypes import FLOAT32
-from flowmx.ops.registry.kernels import load_at_first_use
+from flowmx.ops.registry.kernels import load_at_first_use, load_kernels
 from flowmx.ops.registry.traits import Precision
 
 if TYPE_CHECKING:
@@ -24,13 +26,20 @@ if TYPE_CHECKING:
     from flowmx.ops.registry.operators import Operator, Shape
 
 _CUDA = f"{__name__}.cuda"
+_loading = threading.RLock()
 
 
 def _load_cpu_kernels() -> None:
     """Import the modules that register kernels for CPUs.
 
-    They are imported one by one, not by their packages: two threads may import them at the same time.
+    They are imported one by one, not by their packages: two threads may import them at the same time. A fork waits: the
+    child of a fork in the middle of an import would wait forever for the thread that imports.
     """
+    with _loading:
+        _import_cpu_kernels()
+
+
+def _import_cpu_kernels() -> None:
     modules = [info.name for info in pkgutil.iter_modules(__path__) if not info.ispkg]
     modules += [f"llvm.{name}" for name in llvm.MODULES]
     modules += [f"onednn.{info.name}" for info in pkgutil.iter_modules(onednn.__path__)]
@@ -38,7 +47,14 @@ def _load_cpu_kernels() -> None:
         importlib.import_module(f"{__name__}.{name}")
 
 
+def _wait_for_loading() -> None:
+    with _loading:
+        pass
+
+
 load_at_first_use("cpu", _load_cpu_kernels)
+process_hooks.at_install(lambda: load_kernels("cpu"))  # the engine's first operation, before other threads compute
+process_hooks.at_fork(before=_wait_for_loading)
 load_at_first_use("gpu", lambda: importlib.import_module(_CUDA))
 
 
@@ -92,6 +108,7 @@ def fastest_form(device_type: str, layer: Operator, data: Shape, dtype: DType) -
 
 def weight_of_link(device_type: str, op: Operator, dtype: DType, count: int) -> int | None:
     """Estimate an operator's instructions as part of a chain; None if it cannot be in one."""
+    load_kernels(device_type)
     if device_type == "cpu":
         from flowmx.ops.kernels.llvm import chain
 

@@ -13,7 +13,7 @@ from flowmx.ops.formulas.expressions import Parameters, evaluate, placeholder
 from flowmx.ops.kernels.cuda.elementwise import Loop
 from flowmx.ops.kernels.llvm import elementwise
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.kernels import Kernel, register_kernel
+from flowmx.ops.registry.kernels import Kernel, load_kernels, register_kernel
 from flowmx.ops.registry.operators import Array, Operator, Run
 
 
@@ -75,6 +75,7 @@ class FormulaKernel(Kernel):
 KERNELS: dict[str, FormulaKernel] = {}
 """The kernels by operator name."""
 
+load_kernels("cpu")  # whose modules fill the table of formulas
 for _name, _of in elementwise.FUSED.items():
     KERNELS[_name] = FormulaKernel(_of)
     register_kernel("gpu", _name, KERNELS[_name])
