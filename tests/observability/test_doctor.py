@@ -7,6 +7,7 @@ import json
 import os
 import threading
 import time
+from weakref import WeakSet
 
 import aiohttp
 import numpy as np
@@ -18,6 +19,7 @@ from flowmx import settings
 from flowmx.comm.security import Security
 from flowmx.devices.sim import simulated
 from flowmx.engine.runtime import engine
+from flowmx.graph import capacity
 from flowmx.observability import flight
 from flowmx.observability.doctor import add_to, command, fetch, rules, wait_chains
 from flowmx.observability.doctor.report import render
@@ -30,6 +32,7 @@ SECONDS = 0.3
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(curves, "curves", {})  # curves of earlier tests in this process may be NaN
+    monkeypatch.setattr(capacity, "_caches", WeakSet())  # and they may have dropped graphs
     monkeypatch.setattr(rules, "SLOW", 0.05)
     monkeypatch.setattr(rules, "BLOCKED", 0.1)
 
