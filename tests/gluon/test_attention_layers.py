@@ -225,6 +225,20 @@ def test_arrays_of_numpys_interface():
         np.testing.assert_allclose(out.asnumpy(), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("rotary", [False, True, {"interleaved": True}])
+def test_an_empty_batch(rotary, hybrid):
+    layer = attention("float32", causal=True, rotary=rotary)
+    layer.hybridize(hybrid)
+    layer(mx.nd.ones((BATCH, 3, UNITS)))
+    x = mx.nd.zeros((0, 3, UNITS))
+    x.attach_grad()
+    with mx.autograd.record():
+        out = layer(x, padding=mx.nd.zeros((0, 3)))
+    out.backward()
+    assert out.shape == layer(x).shape == x.grad.asnumpy().shape == x.shape
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

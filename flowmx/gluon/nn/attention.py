@@ -195,7 +195,7 @@ class MultiHeadAttention(HybridBlock):
 
     def _split(self, F: Any, x: Any) -> Any:
         """Return (batch · heads, length, size) of (batch, length, units)."""
-        split = F.Reshape(x, shape=(0, 0, self._heads, -1))
+        split = F.Reshape(x, shape=(0, 0, self._heads, self._units // self._heads))
         return F.Reshape(F.transpose(split, axes=(0, 2, 1, 3)), shape=(-3, 0, 0))
 
     def _join(self, F: Any, x: Any) -> Any:

@@ -86,9 +86,9 @@ class RotaryPositions(HybridBlock):
     def hybrid_forward(self, F: Any, x: Any, positions: Any = None) -> Any:
         cosine, sine = self._waves(F, x, positions)
         if self._interleaved:
-            pairs = F.Reshape(x, shape=(0, 0, -1, 2))
+            pairs = F.Reshape(x, shape=(0, 0, self._size // 2, 2))
             one, other = (
-                F.Reshape(F.slice_axis(pairs, axis=3, begin=index, end=index + 1), shape=(0, 0, -1)) for index in (0, 1)
+                F.Reshape(F.slice_axis(pairs, axis=3, begin=index, end=index + 1), shape=(0, 0, -3)) for index in (0, 1)
             )
         else:
             one, other = F.split(x, num_outputs=2, axis=2)
