@@ -41,7 +41,7 @@ def from_numpy(ndarray: np.ndarray[Any, Any], zero_copy: bool = True) -> NDArray
 
 
 def _is_owned_by_numpy(data: np.ndarray[Any, Any]) -> bool:
-    """Return whether NumPy allocated the memory, so that read-only is only a flag."""
+    """Return whether NumPy allocated the memory: it is writable then, even if the array's flag says that it is not."""
     while isinstance(data.base, np.ndarray):
         data = data.base
     return data.flags.owndata
