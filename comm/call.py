@@ -10,14 +10,14 @@ import aiohttp
 from aiohttp import hdrs
 from yarl import URL
 
-from flowmx.comm import errors, local
+from flowmx.comm import errors, shared_memory
 from flowmx.comm.errors import Busy, CommError, PeerGone, Refused, TooSlow, Unauthorized, WireError
 from flowmx.comm.frames import Message, Parser, Tensor, destinations, encode, pack
 from flowmx.comm.headers import Spec
 from flowmx.comm.limits import Limits
-from flowmx.comm.local import Segment, Segments
 from flowmx.comm.offload import copy, offload
 from flowmx.comm.security import REQUEST, Security
+from flowmx.comm.shared_memory import SHARING_MIN, Segment, Segments, lay_out
 from flowmx.comm.transfer import CONTENT_TYPE, chunks, digest, receive
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "ClientConfig", "Route"]
 
-SHARING_MIN = 32 << 10
-"""Calls with at least this many bytes use shared memory or POST: a stream would be no faster."""
 KEEP_ALIVE = 15.0
 """Seconds that idle connections are kept open: less than in the service."""
 RETRY_STREAM = 60.0
@@ -78,7 +76,7 @@ class Route:
         """True while the stream is open."""
         return self._stream is not None and self._stream.is_open
 
-    def process(self) -> local.PeerProcess | None:
+    def process(self) -> shared_memory.PeerProcess | None:
         """Return the process at the other end of the stream if it is a unix socket, or None."""
         return self._stream.process() if self._stream is not None and self.segments is not None else None
 
@@ -158,7 +156,7 @@ class Call:
         """
         parts = encode(self._message)
         sizes = [tensor.data.nbytes for tensor in self._message.tensors]
-        offsets, end = local.lay_out(sizes)
+        offsets, end = lay_out(sizes)
         answer_size = self._answer_size()
         if self._route.segments is not None and (self._share or sum(sizes) + answer_size >= SHARING_MIN):
             parts = [await self._pack_shared(self._route.segments, offsets, end, answer_size)]
@@ -180,12 +178,12 @@ class Call:
         """The expected bytes of the answer's tensors: those of `into`, or else of the last answer."""
         if self._into is None:
             return self._answer_sizes.get(self._operation, 0)
-        return local.lay_out([len(target) for target in self._into])[1]
+        return lay_out([len(target) for target in self._into])[1]
 
     async def _pack_shared(self, segments: Segments, offsets: list[int], end: int, answer_size: int) -> bytes:
         """Put the tensors into shared memory, with space for the answer's; return the head of the frame."""
         tensors = self._message.tensors
-        start = -(-end // local.ALIGNMENT) * local.ALIGNMENT
+        start = -(-end // shared_memory.ALIGNMENT) * shared_memory.ALIGNMENT
         segment = self._segment = segments.take(max(start + answer_size, 1))
         memory = segment.array.data
         pairs = [
@@ -193,14 +191,14 @@ class Call:
         ]
         await offload(end, copy, pairs)
         shared = [segment.descriptor, segment.inode, segment.size, start, segment.size - start]
-        return pack({**self._message.header, "shared": shared, "tensors": local.describe(tensors, offsets)})
+        return pack({**self._message.header, "shared": shared, "tensors": shared_memory.describe(tensors, offsets)})
 
     async def _exchange(self, parts: list[bytes | memoryview]) -> Message:
         total = sum(map(len, parts))
         is_small = total < SHARING_MIN and (self._segment is not None or self._answer_size() < SHARING_MIN)
         stream = await self._route.stream() if is_small and self._may_stream else None
         message = await (self._post(parts, total) if stream is None else self._stream_call(stream, parts))
-        self._answer_sizes[self._operation] = local.lay_out([tensor.data.nbytes for tensor in message.tensors])[1]
+        self._answer_sizes[self._operation] = lay_out([tensor.data.nbytes for tensor in message.tensors])[1]
         return message
 
     async def _stream_call(self, stream: ClientStream, parts: list[bytes | memoryview]) -> Message:
@@ -279,7 +277,7 @@ class Call:
     async def _receive_shared(self, specs: list[Spec]) -> list[Tensor]:
         if self._segment is None or self._route.segments is None:
             raise WireError(f"{self._config.address} answered in shared memory that was not offered")
-        tensors = local.views(specs, self._route.segments.lease(self._segment))
+        tensors = shared_memory.views(specs, self._route.segments.lease(self._segment))
         if self._into is None:
             return tensors
         targets = destinations(specs, self._into)

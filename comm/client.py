@@ -16,9 +16,9 @@ from flowmx.comm.call import Call, ClientConfig
 from flowmx.comm.errors import PeerGone, Refused, WireError
 from flowmx.comm.frames import Message, Tensor
 from flowmx.comm.limits import Limits, limits_for
-from flowmx.comm.local import NotLocal, PeerMemory
 from flowmx.comm.routes import Routes
 from flowmx.comm.security import Security, check_node
+from flowmx.comm.shared_memory import NotLocal, PeerMemory
 
 __all__ = ["Peer"]
 

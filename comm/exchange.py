@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import hdrs, web
 
-from flowmx.comm import errors, local
+from flowmx.comm import errors, shared_memory
 from flowmx.comm.admission import AdmittedRequest
 from flowmx.comm.browser_origins import is_cross_site
 from flowmx.comm.connections import Phase
@@ -21,6 +21,7 @@ from flowmx.comm.frames import Message, Parser, Tensor, check, destinations, enc
 from flowmx.comm.headers import Spec, check_common
 from flowmx.comm.offload import copy, offload
 from flowmx.comm.security import ANSWER, Proof, host_of, is_loopback
+from flowmx.comm.shared_memory import NotLocal, PeerProcess
 from flowmx.comm.transfer import CONTENT_TYPE, digest, receive, send
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Exchange:
         signed: whether the caller's node is verified.
     """
 
-    def __init__(self, service: Service, caller: Caller, process: local.PeerProcess | None, signed: bool) -> None:
+    def __init__(self, service: Service, caller: Caller, process: PeerProcess | None, signed: bool) -> None:
         self._service = service
         self._caller = caller
         self._process = process
@@ -107,11 +108,11 @@ class Exchange:
         if header is None or "shared" not in header:
             return [], Copies(0, [])
         if self._process is None:
-            raise local.NotLocal("shared memory needs a unix socket between processes of one user on one machine")
+            raise NotLocal("shared memory needs a unix socket between processes of one user on one machine")
         self._identify_caller(header)
         self._memory = self._service.mappings.get(self._process, header["shared"])
         self._answer_space = _answer_space(header["shared"], len(self._memory))
-        tensors = local.views(specs, self._memory)
+        tensors = shared_memory.views(specs, self._memory)
         if operation.borrow:
             return [tensor._replace(data=tensor.data.toreadonly()) for tensor in tensors], Copies(0, [])
         total = sum(spec.nbytes for spec in specs)
@@ -181,12 +182,12 @@ class Exchange:
         """Return the parts of the answer's frame, its tensors, and copies to shared memory if the tensors fit there."""
         tensors = [tensor.bytes() for tensor in message.tensors]
         start, size = self._answer_space
-        offsets, end = local.lay_out([len(data) for data in tensors], start)
+        offsets, end = shared_memory.lay_out([len(data) for data in tensors], start)
         if self._memory is None or not tensors or end > start + size:
             return encode(message), tensors, Copies(0, [])
         check(message)
         pairs = [(self._memory[at : at + len(data)], data) for at, data in zip(offsets, tensors, strict=True)]
-        shared = {"shared": True, "tensors": local.describe(message.tensors, offsets)}
+        shared = {"shared": True, "tensors": shared_memory.describe(message.tensors, offsets)}
         return [pack({**message.header, **shared})], [], Copies(end - start, pairs)
 
 
@@ -287,7 +288,7 @@ class PostedCall(Exchange):
         return response
 
 
-def admit(service: Service, request: web.Request, process: local.PeerProcess | None) -> Proof | None:
+def admit(service: Service, request: web.Request, process: PeerProcess | None) -> Proof | None:
     """Authenticate a caller before its body is read; return the proof from its signature.
 
     Raises:
@@ -311,7 +312,7 @@ def admit(service: Service, request: web.Request, process: local.PeerProcess | N
     return None
 
 
-def _check_loopback(request: web.Request, process: local.PeerProcess | None) -> None:
+def _check_loopback(request: web.Request, process: PeerProcess | None) -> None:
     # The host name is checked because a web page's may resolve to a loopback address (DNS rebinding).
     if process or (is_loopback(request.remote or "") and is_loopback(host_of(request.host))):
         return
@@ -321,13 +322,13 @@ def _check_loopback(request: web.Request, process: local.PeerProcess | None) -> 
     )
 
 
-def process_of(request: web.Request) -> local.PeerProcess | None:
+def process_of(request: web.Request) -> PeerProcess | None:
     """Return the process of a request if it is one of this user, connected by unix socket; otherwise None."""
     sock = request.transport.get_extra_info("socket") if request.transport is not None else None
-    if not local.AVAILABLE or sock is None or sock.family != socket.AF_UNIX:
+    if not shared_memory.AVAILABLE or sock is None or sock.family != socket.AF_UNIX:
         return None
-    peer = local.peer_of(sock)
-    return peer if peer.uid == local.own_uid() and peer.pid > 0 else None
+    peer = shared_memory.peer_of(sock)
+    return peer if peer.uid == shared_memory.own_uid() and peer.pid > 0 else None
 
 
 def _has_certificate(request: web.Request) -> bool:

@@ -11,11 +11,11 @@ import aiohttp
 from aiohttp import hdrs
 from yarl import URL
 
-from flowmx.comm import local
+from flowmx.comm import shared_memory
 from flowmx.comm.call import KEEP_ALIVE, Call, ClientConfig, Route
 from flowmx.comm.errors import CommError, Refused
 from flowmx.comm.frames import Message
-from flowmx.comm.local import Segments
+from flowmx.comm.shared_memory import Segments
 from flowmx.comm.stream_client import open_stream
 from flowmx.comm.transfer import READ_AHEAD
 
@@ -38,7 +38,7 @@ class Routes:
         self._open_stream = partial(open_stream, config) if streams else None
         self._tcp: Route | None = None
         self._local: Route | None = None
-        self._search_local = allow_local and local.AVAILABLE
+        self._search_local = allow_local and shared_memory.AVAILABLE
         self._search_lock = asyncio.Lock()
 
     @property
@@ -51,7 +51,7 @@ class Routes:
         """True while a stream is open."""
         return any(route is not None and route.has_stream for route in (self._tcp, self._local))
 
-    def process(self) -> local.PeerProcess | None:
+    def process(self) -> shared_memory.PeerProcess | None:
         """Return the service's process if it is on this machine and a stream to it is open, or None."""
         return None if self._local is None else self._local.process()
 
@@ -102,12 +102,12 @@ class Routes:
         """Request the socket's name over TCP, and check over it that memory is shared; return its route or None."""
         config, answer_sizes = self._config, dict[str, int]()
         try:
-            request = Message({"host": local.host_identity()}, [])
+            request = Message({"host": shared_memory.host_identity()}, [])
             answer = await Call(config, self.tcp(), "local", request, None, answer_sizes, stream=False).run()
         except Refused as error:
             log.info("calls to %s use TCP: %s", config.address, error)
             return None
-        connector = local.Connector(f"\0{answer.header.get('socket', '')}", **self._options())
+        connector = shared_memory.Connector(f"\0{answer.header.get('socket', '')}", **self._options())
         route = Route(self._session(connector), URL("http://localhost"), Segments(), self._open_stream)
         try:
             await Call(config, route, "local", Message({}, []), None, answer_sizes, share=True, stream=False).run()

@@ -11,7 +11,7 @@ from time import perf_counter
 
 from aiohttp import web
 
-from flowmx.comm import local
+from flowmx.comm import shared_memory
 from flowmx.comm.admission import Admission
 from flowmx.comm.browser_origins import is_cross_site
 from flowmx.comm.connection_handler import ConnectionHandler, http_response
@@ -250,16 +250,16 @@ class Service:
         header = take(message.header, {}, {"host": str})
         if caller.local:
             return Message({"shared_memory": True}, [])
-        if not self._socket or not secrets.compare_digest(header.get("host", ""), local.host_identity()):
+        if not self._socket or not secrets.compare_digest(header.get("host", ""), shared_memory.host_identity()):
             raise Refused("there is no faster connection than this one", "not_local")
         return Message({"socket": self._socket}, [])
 
     async def _start_local(self, application: web.Application) -> None:
-        if not self._local or not local.AVAILABLE:
+        if not self._local or not shared_memory.AVAILABLE:
             return
         name = f"flowmx-{secrets.token_hex(16)}"
         try:
-            sock = local.listen(name)
+            sock = shared_memory.listen(name)
         except OSError as error:
             log.info("%s has no unix socket (%s): processes of this machine use TCP", self.name, error)
             return
@@ -314,8 +314,8 @@ def _refusal(error: CommError) -> bytes:
     return http_response("401 Unauthorized", b"".join(encode(Message(to_header(error), []))), Content_Type=CONTENT_TYPE)
 
 
-def _mappings(limits: Limits) -> local.Mappings:
-    return local.Mappings(limits.in_flight)
+def _mappings(limits: Limits) -> shared_memory.Mappings:
+    return shared_memory.Mappings(limits.in_flight)
 
 
 async def _run(application: web.Application, keep_alive: float) -> web.AppRunner:

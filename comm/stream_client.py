@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 from aiohttp import hdrs
 
-from flowmx.comm import local, websocket
+from flowmx.comm import shared_memory, websocket
 from flowmx.comm.call import ClientConfig, Route
 from flowmx.comm.errors import CommError, PeerGone, TooSlow, WireError
 from flowmx.comm.frames import Parser
@@ -48,10 +48,10 @@ class ClientStream(Stream):
         """True while no call is waiting for its answer."""
         return not self._calls
 
-    def process(self) -> local.PeerProcess | None:
+    def process(self) -> shared_memory.PeerProcess | None:
         """Return the process at the other end of a unix socket; None if the stream is closed."""
         sock = self._transport.get_extra_info("socket")
-        return None if sock is None or not self.is_open else local.peer_of(sock)
+        return None if sock is None or not self.is_open else shared_memory.peer_of(sock)
 
     async def ask(self, operation: str, parts: Sequence[Buffer], parser: Parser) -> None:
         """Send a request, and feed the frame of its answer to a parser.

@@ -17,9 +17,9 @@ from flowmx.comm.connections import Phase
 from flowmx.comm.errors import CommError, PeerGone, Unauthorized, Unknown, WireError
 from flowmx.comm.exchange import Caller, Copies, Exchange, Operation, admit, process_of
 from flowmx.comm.frames import Message, encode
-from flowmx.comm.local import PeerProcess
 from flowmx.comm.offload import LARGE, copy, offload
 from flowmx.comm.security import Proof, check_digest, digest_of
+from flowmx.comm.shared_memory import PeerProcess
 from flowmx.comm.stream import ANSWER, CALL, CANCEL, NONCE, PART, PREFIX, PROTOCOL, Buffer, Stream, StreamMac
 from flowmx.comm.transfer import chunks
 

@@ -20,15 +20,13 @@ from collections.abc import Callable
 from typing import Any
 
 from flowmx import forks, settings
+from flowmx.devices.out_of_memory import describe_holder, message
 from flowmx.devices.streams import Launch, Stream, Token, thread_streams
-from flowmx.engine.origin import Origin, describe
+from flowmx.engine.origin import Origin
 from flowmx.errors import OutOfMemory
 
 PAGE = 4096
 """The size of a page; blocks consist of whole pages."""
-
-_LARGEST = 5
-"""The number of holders that a message lists."""
 
 
 class Ticket(weakref.ref[Any]):
@@ -170,10 +168,10 @@ class BlockPool:
                 self._reclaim()
                 block = self._new_block(size)
             if block is None:
-                message = self._message(nbytes, size)
+                error = OutOfMemory(self._out_of_memory_message(nbytes, size))
                 for observe in out_of_memory_observers:
-                    observe(message)
-                block = self._allocate_beyond_limit(OutOfMemory(message), size)
+                    observe(str(error))
+                block = self._allocate_beyond_limit(error, size)
             self._leased[id(block)] = block
             self.used += size
             self.peak = max(self.peak, self.used)
@@ -302,21 +300,7 @@ class BlockPool:
         self.collect()
         self._drop_free()
 
-    def _message(self, nbytes: int, size: int) -> str:
-        largest = "".join(f"\n  {count / 2**20:10.1f} MiB: {holder}" for holder, count in self.holders()[:_LARGEST])
-        return (
-            f"{self.device} is out of memory: {nbytes} bytes were requested (a block of {size}), "
-            f"{self.limit - self.used} are free of {self._total}, of which {self._total - self.limit} are "
-            f"reserved for others (FLOWMX_GPU_MEM_POOL_RESERVE). Use a smaller batch, or recompute values "
-            f"(FLOWMX_BACKWARD_DO_MIRROR=1). The largest holders:{largest or ' none'}"
+    def _out_of_memory_message(self, nbytes: int, size: int) -> str:
+        return message(
+            self.device, nbytes, size, used=self.used, limit=self.limit, total=self._total, holders=self.holders()
         )
-
-
-def describe_holder(holder: tuple[str, Origin | None] | None) -> str:
-    """Describe a block's holder as text, for messages."""
-    if holder is None:
-        return "arrays created outside of operations"
-    name, origin = holder
-    layer = f"layer {origin[2]!r}, " if origin is not None and origin[2] else ""
-    place = f", enqueued at {describe(origin)}" if origin is not None else ""
-    return f"{layer}operation {name!r}{place}"

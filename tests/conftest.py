@@ -40,18 +40,18 @@ gc.set_threshold(10_000, *gc.get_threshold()[1:])
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """Return the number of cores, plus the additional processes of tests/lanes.py."""
-    from tests.lanes import ADDITIONAL
+    """Return the number of cores, plus the additional processes of tests/durations.py."""
+    from tests.durations import ADDITIONAL
 
     return (os.cpu_count() or 1) + ADDITIONAL
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Distribute the tests among several processes by tests/lanes.py."""
-    from tests.lanes import Lanes
+    """Distribute the tests among several processes by tests/durations.py."""
+    from tests.durations import LongestFirst
 
-    return Lanes(config, log)
+    return LongestFirst(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -59,7 +59,7 @@ def pytest_collection(session):
     """Collect the tests in one process first, where nothing is compiled yet."""
     if not hasattr(session.config, "workerinput") or sys.platform == "win32":
         return (yield)
-    from tests.lanes import one_first
+    from tests.durations import one_first
 
     with one_first(Path(__file__).parent):
         return (yield)

@@ -17,7 +17,8 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from flowmx.comm.launch.child import Child, Guard, Output
+from flowmx.comm.launch.child import Child, Guard
+from flowmx.comm.launch.output import Output
 from flowmx.comm.launch.plan import ProcessSpec
 
 __all__ = ["main", "run_process"]

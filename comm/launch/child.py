@@ -8,12 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from flowmx.comm.exit_reason import describe
+from flowmx.comm.launch.output import Output
 
 __all__ = ["Child", "Guard"]
 
@@ -21,8 +22,6 @@ MAX_LINE = 1 << 16  # maximum length of a line in bytes; longer lines are split
 
 ISOLATED_PYTHON = (sys.executable, "-I", "-S")  # Python with only its standard library
 FOLDER = Path(__file__).parent
-
-Output = Callable[[str, str], None]
 
 
 class Guard:

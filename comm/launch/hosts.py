@@ -13,7 +13,8 @@ from typing import Protocol, Self
 
 from flowmx import settings
 from flowmx.comm.client import Peer
-from flowmx.comm.launch.child import Child, Guard, Output
+from flowmx.comm.launch.child import Child, Guard
+from flowmx.comm.launch.output import Output
 from flowmx.comm.launch.plan import Plan, ProcessSpec, job_secret
 from flowmx.comm.limits import limits_for
 from flowmx.comm.node import Connection

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -21,14 +20,14 @@ from typing import Any
 from flowmx import settings
 from flowmx.comm.errors import CommError
 from flowmx.comm.exit_reason import classify_exit, shell_status
-from flowmx.comm.launch.child import Output
 from flowmx.comm.launch.hosts import Host, LocalSite, Process, Site, choose_host
+from flowmx.comm.launch.output import Output, print_line
 from flowmx.comm.launch.plan import Plan, ProcessSpec
 from flowmx.comm.launch.scheduler import ANNOUNCEMENT
 from flowmx.comm.node import Connection
 from flowmx.comm.view import View
 
-__all__ = ["Launcher", "Plan", "print_line"]
+__all__ = ["Launcher", "Plan"]
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -372,9 +371,3 @@ class Launcher:
         if running:
             await asyncio.wait(running, timeout=seconds)
         return all(task.done() for task in running)
-
-
-def print_line(name: str, line: str) -> None:
-    """Print a line of a process, prefixed with the process's name."""
-    sys.stdout.write(f"[{name}] {line}\n")
-    sys.stdout.flush()

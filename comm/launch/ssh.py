@@ -22,8 +22,9 @@ from typing import Self
 
 from flowmx import settings
 from flowmx.comm.exit_reason import describe
-from flowmx.comm.launch.child import Child, Guard, Output
+from flowmx.comm.launch.child import Child, Guard
 from flowmx.comm.launch.hosts import Host, connect_to
+from flowmx.comm.launch.output import Output
 from flowmx.comm.launch.plan import Plan, ProcessSpec, job_secret
 from flowmx.comm.node import Connection
 from flowmx.comm.security import is_loopback

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from flowmx.devices.block_pool import Block, describe_holder
+from flowmx.devices.block_pool import Block
+from flowmx.devices.out_of_memory import describe_holder
 from flowmx.devices.streams import thread_streams
 from flowmx.engine.origin import Origin
 

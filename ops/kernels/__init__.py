@@ -98,7 +98,7 @@ def fastest_form(device_type: str, layer: Operator, data: Shape, dtype: DType) -
 
     if device_type != "cpu" or type(layer) not in (FusedConvolution, FusedFullyConnected):
         return layer
-    from flowmx.ops.kernels.onednn.forms import form_of
+    from flowmx.ops.kernels.onednn.algorithm_choice import form_of
 
     form = form_of(layer, data, dtype)
     if not form:

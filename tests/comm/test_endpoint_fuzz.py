@@ -11,7 +11,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from flowmx.comm import local
+from flowmx.comm import shared_memory
 from flowmx.comm.client import Peer
 from flowmx.comm.frames import Message, Tensor, encode, pack
 from flowmx.comm.limits import Limits
@@ -158,18 +158,18 @@ def shared(source, segment):
     return {"shared": named[: source.choice([5, 5, 5, 3, 4, 0])], "tensors": tensors}
 
 
-@pytest.mark.skipif(not local.AVAILABLE, reason="needs Linux's sealed memory")
+@pytest.mark.skipif(not shared_memory.AVAILABLE, reason="needs Linux's sealed memory")
 @pytest.mark.parametrize("count", [500, pytest.param(200_000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
 async def test_wrong_memory_names_are_refused(count):
     async def handler(caller, message):
         return message._replace(tensors=[Tensor.of(tensor.array()) for tensor in message.tensors])
 
-    source, statuses, segment = random.Random(count), Counter(), local.Segment(8192)
+    source, statuses, segment = random.Random(count), Counter(), shared_memory.Segment(8192)
     service = Service("fuzzed", limits=SMALL)
     service.operation("op", handler)
     service.operation("borrow", handler, borrow=True)
     await service.start()
-    connector = local.Connector(f"\0{service._socket}")
+    connector = shared_memory.Connector(f"\0{service._socket}")
     try:
         async with aiohttp.ClientSession("http://localhost", connector=connector) as session:
             for _ in range(count):

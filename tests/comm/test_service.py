@@ -471,7 +471,7 @@ async def test_without_a_local_transport_calls_use_tcp(serve, monkeypatch, caplo
         assert (await peer.call("op", {}, [np.ones(50_000)])).header["local"]
 
         def refuse(*_):
-            from flowmx.comm.local import NotLocal
+            from flowmx.comm.shared_memory import NotLocal
 
             raise NotLocal("gone")
 

@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flowmx.comm import buffers, local
+from flowmx.comm import buffers, shared_memory
 from flowmx.comm.client import Peer
 from flowmx.comm.errors import WireError
 from flowmx.comm.frames import Message, Tensor
 from flowmx.comm.headers import Spec
-from flowmx.comm.local import Mappings, NotLocal, PeerProcess, Segment, Segments
 from flowmx.comm.server import Service
+from flowmx.comm.shared_memory import Mappings, NotLocal, PeerProcess, Segment, Segments
 
-pytestmark = pytest.mark.skipif(not local.AVAILABLE, reason="needs Linux's sealed memory")
+pytestmark = pytest.mark.skipif(not shared_memory.AVAILABLE, reason="needs Linux's sealed memory")
 
 
 def this_process():
@@ -130,7 +130,7 @@ async def test_descriptors_other_than_memory_are_not_opened(descriptors, tmp_pat
 
 CHILD = """
 import sys
-from flowmx.comm.local import Segment
+from flowmx.comm.shared_memory import Segment
 segment = Segment(8192)
 segment.array[:] = 7
 print(segment.descriptor, segment.inode, segment.size, flush=True)
@@ -210,10 +210,10 @@ def test_blocks_waste_little(size):
 
 def test_tensors_outside_the_memory_are_refused():
     memory = memoryview(bytearray(100))
-    assert len(local.views([Spec("int8", (10,), 10, 90)], memory)[0].data) == 10
+    assert len(shared_memory.views([Spec("int8", (10,), 10, 90)], memory)[0].data) == 10
     for offset in (91, 100, 1 << 61):
         with pytest.raises(WireError, match=f"tensor 0 lies at {offset} to"):
-            local.views([Spec("int8", (10,), 10, offset)], memory)
+            shared_memory.views([Spec("int8", (10,), 10, offset)], memory)
 
 
 async def local_service(**options):
@@ -239,12 +239,12 @@ async def test_calls_use_tcp_where_memory_cannot_be_shared(monkeypatch):
         assert not await used(service, local=False)
         assert not await used(far)
         with monkeypatch.context() as patch:
-            patch.setattr(local, "host_identity", lambda: "0" * 64)
+            patch.setattr(shared_memory, "host_identity", lambda: "0" * 64)
             # Both sides are in this process, so the client uses an operation that the service does not have.
             patch.setattr(service, "_socket", "")
             assert not await used(service)
         with monkeypatch.context() as patch:
-            patch.setattr(local, "own_uid", lambda: os.getuid() + 1)
+            patch.setattr(shared_memory, "own_uid", lambda: os.getuid() + 1)
             assert not await used(service)
         assert await used(service)
     finally:
@@ -255,8 +255,8 @@ async def test_calls_use_tcp_where_memory_cannot_be_shared(monkeypatch):
 async def test_a_socket_of_another_process_is_not_used(monkeypatch):
     service = await local_service()
     try:
-        real = local.peer_of
-        monkeypatch.setattr(local, "peer_of", lambda sock: real(sock)._replace(uid=os.getuid() + 1))
+        real = shared_memory.peer_of
+        monkeypatch.setattr(shared_memory, "peer_of", lambda sock: real(sock)._replace(uid=os.getuid() + 1))
         assert not await used(service)
     finally:
         await service.stop()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from flowmx.comm import local
+from flowmx.comm import shared_memory
 from flowmx.comm.errors import CommError
 from flowmx.comm.frames import decode
 from flowmx.comm.headers import unpack
@@ -134,7 +134,7 @@ class Sender:
 
 @cache
 def _segment():
-    return local.Segment(SPAN)
+    return shared_memory.Segment(SPAN)
 
 
 def _completed(action):

@@ -21,7 +21,7 @@ from flowmx.ndarray.computations import forward_of
 from flowmx.observability.flight import stacks
 from flowmx.ops.kernels.llvm import native_run
 from flowmx.ops.kernels.native_steps import can_run_natively, computes_natively
-from flowmx.ops.kernels.onednn import forms
+from flowmx.ops.kernels.onednn import algorithm_choice
 from flowmx.ops.kernels.recording import Recording
 from flowmx.ops.registry.kernels import tied_forward
 from flowmx.ops.registry.operators import Run, lookup
@@ -167,7 +167,7 @@ NETWORKS = {
 
 @pytest.mark.parametrize("side", [0, 4])
 def test_convolutions_by_any_algorithm(side, runners, monkeypatch):
-    monkeypatch.setattr(forms, "winograd_side", lambda *_: side)
+    monkeypatch.setattr(algorithm_choice, "winograd_side", lambda *_: side)
     net = static(convolutions(64, 64), (1, 64, 28, 28))
     data = [random(1, 64, 28, 28, seed=seed) for seed in range(3)]
     first, *_, again = [net(mx.nd.array(each)).asnumpy() for each in (*data, data[0])]

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import flowmx as mx
-from flowmx.comm import local
+from flowmx.comm import shared_memory
 from flowmx.comm.errors import Refused
 from flowmx.comm.launch.job import Launcher, Plan
-from flowmx.comm.local import PeerMemory, PeerProcess
+from flowmx.comm.shared_memory import PeerMemory, PeerProcess
 from flowmx.kvstore.server import shared_windows as serving
 from flowmx.kvstore.server.protocol import Part
 from flowmx.kvstore.server.slot import Slot
@@ -307,7 +307,7 @@ def test_the_memory_of_a_killed_process_is_not_trusted():
         child.send_signal(signal.SIGKILL)
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert not window.read(np.array([0, 19_999]), into)
-        with pytest.raises(local.NotLocal):
+        with pytest.raises(shared_memory.NotLocal):
             PeerMemory(PeerProcess(child.pid, os.getuid()), *shared)
     finally:
         child.kill()

@@ -7,7 +7,7 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-from tests.lanes import waits
+from tests.durations import waits
 
 WORD = re.compile(r"[A-Za-z_]\w{2,}")
 IMPORTED = re.compile(r"from tests(?:\.([\w.]+))? import (\w+)")

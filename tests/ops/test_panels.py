@@ -11,7 +11,7 @@ from flowmx.graph import compiler as graphs
 from flowmx.graph.running.runner import Runner
 from flowmx.ops.kernels.llvm import compiler
 from flowmx.ops.kernels.llvm.background_compilation import Program
-from flowmx.ops.kernels.onednn import forms, library, panel_lstm, panels
+from flowmx.ops.kernels.onednn import algorithm_choice, library, panel_lstm, panels
 from tests.ops.test_onednn import assert_close
 
 pytestmark = [
@@ -25,8 +25,8 @@ def packing(monkeypatch):
     """Bound symbols are compiled with packed weights, and small layers are computed in panels, too."""
     options_of = graphs.options_of
     monkeypatch.setattr(executors, "options_of", lambda kind: replace(options_of(kind), pack=True))
-    monkeypatch.setattr(forms, "_PANEL_WEIGHTS", 1)
-    monkeypatch.setattr(forms, "_PADDED_SHARE", 1)
+    monkeypatch.setattr(algorithm_choice, "_PANEL_WEIGHTS", 1)
+    monkeypatch.setattr(algorithm_choice, "_PADDED_SHARE", 1)
 
 
 def predict(net, **shapes):
@@ -43,7 +43,7 @@ def compare(monkeypatch, net, **shapes):
     layers = [node.op for node in bound.plan.forward if node.op.name.startswith("_fused")]
     assert layers
     assert all(op.panels for op in layers)
-    monkeypatch.setattr(forms, "_is_by_panels", lambda op, data: False)
+    monkeypatch.setattr(algorithm_choice, "_is_by_panels", lambda op, data: False)
     (expected, *_), _ = predict(net, **shapes)
     for result in results:
         assert_close(expected, result)

@@ -13,7 +13,7 @@ from flowmx.graph import compiler
 from flowmx.ops.compiled.fused_layers import FusedConvolution
 from flowmx.ops.kernels.llvm import winograd as loops
 from flowmx.ops.kernels.llvm.background_compilation import Program
-from flowmx.ops.kernels.onednn import forms, library
+from flowmx.ops.kernels.onednn import algorithm_choice, library
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the oneDNN library is not installed")
 
@@ -27,10 +27,10 @@ def packing(monkeypatch):
 
 def choose(monkeypatch, side):
     """Make every possible layer use tiles of a side."""
-    monkeypatch.setattr(forms, "_sides", {})
+    monkeypatch.setattr(algorithm_choice, "_sides", {})
     monkeypatch.setattr(disk_cache, "read", lambda path: None)
     monkeypatch.setattr(disk_cache, "write", lambda path, content: None)
-    monkeypatch.setattr(forms, "_fastest", lambda *arguments: side)
+    monkeypatch.setattr(algorithm_choice, "_fastest", lambda *arguments: side)
 
 
 def predict(net, **shapes):
@@ -135,12 +135,12 @@ def test_other_convolutions_are_direct(monkeypatch, more, channels):
 
 def chosen(shape=(1, 64, 28, 28)):
     op = FusedConvolution.create(kernel=(3, 3), pad=(1, 1), num_filter=64, packed=True, then="relu")
-    return forms.winograd_side(op, shape, np.dtype(np.float32))
+    return algorithm_choice.winograd_side(op, shape, np.dtype(np.float32))
 
 
 @pytest.fixture
 def empty_cache(monkeypatch, tmp_path):
-    monkeypatch.setattr(forms, "_sides", {})
+    monkeypatch.setattr(algorithm_choice, "_sides", {})
     monkeypatch.setattr(disk_cache, "folder", lambda: tmp_path)
     return tmp_path
 
@@ -149,25 +149,25 @@ def test_choice_is_measured_once_and_stored(monkeypatch, empty_cache):
     first = chosen()
     assert first in (0, 2, 4)
     assert len(list(empty_cache.glob("*.form"))) == 1
-    monkeypatch.setattr(forms, "_sides", {})
-    monkeypatch.setattr(forms, "_fastest", lambda *arguments: pytest.fail("measured again"))
+    monkeypatch.setattr(algorithm_choice, "_sides", {})
+    monkeypatch.setattr(algorithm_choice, "_fastest", lambda *arguments: pytest.fail("measured again"))
     assert chosen() == first
 
 
 def test_fastest_is_chosen(monkeypatch, empty_cache):
-    monkeypatch.setattr(forms, "_times", lambda runs, seconds: {0: 1.0, 2: 0.5, 4: 0.7})
+    monkeypatch.setattr(algorithm_choice, "_times", lambda runs, seconds: {0: 1.0, 2: 0.5, 4: 0.7})
     assert chosen() == 2
-    monkeypatch.setattr(forms, "_times", lambda runs, seconds: {0: 1.0, 2: 0.99, 4: 0.98})
+    monkeypatch.setattr(algorithm_choice, "_times", lambda runs, seconds: {0: 1.0, 2: 0.99, 4: 0.98})
     assert chosen((1, 64, 14, 14)) == 0
 
 
 def test_settings(monkeypatch, empty_cache):
-    monkeypatch.setattr(forms, "_fastest", lambda windows, data, out, sides, seconds: max(sides, default=0))
+    monkeypatch.setattr(algorithm_choice, "_fastest", lambda windows, data, out, sides, seconds: max(sides, default=0))
     with settings.override(cpu_autotune_default=0):
         assert chosen() == 0
     with settings.override(cpu_autotune_default=1):
         assert chosen() == 4
-    monkeypatch.setattr(forms, "_FILTER_BYTES", {1: 1 << 10, 2: 1 << 30})
+    monkeypatch.setattr(algorithm_choice, "_FILTER_BYTES", {1: 1 << 10, 2: 1 << 30})
     with settings.override(cpu_autotune_default=1):
         assert chosen((1, 64, 30, 30)) == 0
     with settings.override(cpu_autotune_default=2):
@@ -175,7 +175,7 @@ def test_settings(monkeypatch, empty_cache):
 
 
 def test_event_loops_do_not_measure(monkeypatch, empty_cache):
-    monkeypatch.setattr(forms, "_fastest", lambda *arguments: pytest.fail("measured on an event loop"))
+    monkeypatch.setattr(algorithm_choice, "_fastest", lambda *arguments: pytest.fail("measured on an event loop"))
 
     async def choose_here():
         return chosen()

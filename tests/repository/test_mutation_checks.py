@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import lanes
+from tests import durations
 from tests.mutants.__main__ import FAILED
 from tests.mutants.faults import drawn, faults_of
 from tests.mutants.related import Tests
@@ -150,8 +150,8 @@ def test_a_run_reports_which_tests_find_each_fault_and_which_survive(tmp_path):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(textwrap.dedent(text))
-    shutil.copytree(Path(lanes.__file__).parent / "mutants", tmp_path / "tests" / "mutants")
-    shutil.copy(lanes.__file__, tmp_path / "tests")
+    shutil.copytree(Path(durations.__file__).parent / "mutants", tmp_path / "tests" / "mutants")
+    shutil.copy(durations.__file__, tmp_path / "tests")
     command = [sys.executable, "-m", "tests.mutants", "2", "0", "--folders", "flowmx"]
     lines = subprocess.check_output(command, cwd=tmp_path, text=True, env={**os.environ, "PYTHONPATH": ""}).splitlines()
     fault_lines = {re.sub(r" \(\d+ s\)$|^ +\d+ ", "", line) for line in lines[:2]}

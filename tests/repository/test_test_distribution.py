@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from _pytest.assertion.rewrite import PYTEST_TAG
 
-from tests.lanes import SECONDS, Lanes, is_new, name_of, one_first, seconds
+from tests.durations import SECONDS, LongestFirst, is_new, name_of, one_first, seconds
 
 TESTS = Path(__file__).parent.parent
 
@@ -51,13 +51,13 @@ def lanes(tmp_path, monkeypatch):
         (tmp_path / name).write_text("")
     for name in (WAITS, WAITS_TOO, WAITS_LAST):
         (tmp_path / name).write_text("os.fork()")
-    monkeypatch.setattr("tests.lanes.ADDITIONAL", 2)
+    monkeypatch.setattr("tests.durations.ADDITIONAL", 2)
     monkeypatch.setitem(SECONDS, "long", 100)
     monkeypatch.setitem(SECONDS, "waits", 9)
     monkeypatch.setitem(SECONDS, "waits_too", 8)
     option = SimpleNamespace(tx=["3*popen"], loadscopereorder=True)
     config = SimpleNamespace(rootpath=tmp_path, option=option, getvalue=lambda name: getattr(option, name))
-    return Lanes(config)
+    return LongestFirst(config)
 
 
 def begin(lanes, tests, count):

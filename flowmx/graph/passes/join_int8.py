@@ -15,7 +15,7 @@ import numpy as np
 from flowmx.graph.graph import Graph, Options, Rewriter, is_run_invariant
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.fuse import activation_of
-from flowmx.ops.arrays.repeating import Pad
+from flowmx.ops.arrays.padding import Pad
 from flowmx.ops.math.binary import SUMS
 from flowmx.ops.nn.convolution import Convolution
 from flowmx.ops.nn.linear import FullyConnected

@@ -56,7 +56,7 @@ def launch(
         >>> result.status, result.placement["worker 0"]
         (0, 'tcp://10.0.0.5:40123')
     """
-    from flowmx.comm.launch.job import print_line
+    from flowmx.comm.launch.output import print_line
     from flowmx.comm.launch.plan import Plan
     from flowmx.kvstore.launching.job import Job
 

@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from flowmx import settings
-from flowmx.comm.launch.child import Output
 from flowmx.comm.launch.hosts import Site
-from flowmx.comm.launch.job import Launcher, Plan, print_line
+from flowmx.comm.launch.job import Launcher, Plan
+from flowmx.comm.launch.output import Output, print_line
 from flowmx.comm.launch.ssh import SSH, HostSpec, SshSite, parse_hosts, read_hostfile
 from flowmx.comm.members import POLICIES
 from flowmx.kvstore import imports

@@ -19,8 +19,8 @@ from flowmx.comm.clock import Clock, within
 from flowmx.comm.errors import PeerGone
 from flowmx.comm.exit_reason import describe
 from flowmx.comm.frames import Message
-from flowmx.comm.launch.child import Output
 from flowmx.comm.launch.hosts import Host
+from flowmx.comm.launch.output import Output
 from flowmx.comm.launch.plan import Plan, ProcessSpec, job_secret
 from flowmx.comm.node import Connection
 from flowmx.comm.notifier import Notifier

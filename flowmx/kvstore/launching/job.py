@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from flowmx.comm.launch.child import Output
 from flowmx.comm.launch.hosts import Site
 from flowmx.comm.launch.job import Launcher, Plan
+from flowmx.comm.launch.output import Output
 
 __all__ = ["Job", "Result"]
 

@@ -19,8 +19,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from flowmx import settings
 from flowmx.comm.exit_reason import describe
 from flowmx.comm.launch.agent import run_process
-from flowmx.comm.launch.child import Child, Output
+from flowmx.comm.launch.child import Child
 from flowmx.comm.launch.hosts import Host, connect_to
+from flowmx.comm.launch.output import Output
 from flowmx.comm.launch.plan import Plan, ProcessSpec, job_secret
 from flowmx.comm.node import Connection
 

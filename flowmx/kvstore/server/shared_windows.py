@@ -21,9 +21,9 @@ import numpy as np
 
 from flowmx import ndarray as nd
 from flowmx import settings
-from flowmx.comm import local
+from flowmx.comm import shared_memory
 from flowmx.comm.errors import Refused
-from flowmx.comm.local import Segment
+from flowmx.comm.shared_memory import Segment
 from flowmx.kvstore.server.protocol import Part
 from flowmx.kvstore.server.slot import Slot
 from flowmx.kvstore.server.store import Array, Value
@@ -36,7 +36,7 @@ MIN_BYTES = 1 << 20
 """Minimum size of a value with a window, in bytes."""
 MAX_WINDOWS = 64
 """Maximum number of windows of a server, which checks all of them whenever a part changes."""
-SUPPORTED = local.AVAILABLE and platform.machine() in ("x86_64", "AMD64")
+SUPPORTED = shared_memory.AVAILABLE and platform.machine() in ("x86_64", "AMD64")
 """Whether windows are supported: processors of other architectures may reorder reads and writes."""
 
 

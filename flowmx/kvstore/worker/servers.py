@@ -13,9 +13,9 @@ import numpy as np
 
 from flowmx.comm.errors import Busy, PeerGone, Refused
 from flowmx.comm.frames import Message, Tensor
-from flowmx.comm.local import PeerMemory
 from flowmx.comm.notifier import Notifier
 from flowmx.comm.outage import Outage
+from flowmx.comm.shared_memory import PeerMemory
 from flowmx.comm.view import Member, View
 from flowmx.errors import KVStoreError
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from flowmx.comm.errors import CommError
 from flowmx.comm.fields import sequence
-from flowmx.comm.local import PeerMemory
+from flowmx.comm.shared_memory import PeerMemory
 from flowmx.errors import KVStoreError
 from flowmx.kvstore.server.shared_windows import HEAD, MIN_BYTES
 from flowmx.kvstore.shards import Key, Shard

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 
-from flowmx.comm.launch.child import Output
+from flowmx.comm.launch.output import Output
 from flowmx.kvstore.launching import command
 
 __all__ = ["main"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from flowmx.contrib.onnx.converters import Unsupported, exports, imports
 from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.contrib.onnx.node_import import NodeImport
@@ -181,24 +179,3 @@ def _conv_transpose(n: NodeImport) -> Symbol:
 @exports("Embedding", "_contrib_SparseEmbedding")
 def _embedding(n: NodeExport) -> str:
     return n.add("Gather", n.inputs[1], n.as_int64(0), axis=0)
-
-
-@exports("UpSampling")
-def _upsampling(n: NodeExport) -> str:
-    op = n.op
-    if op.sample_type == "bilinear":
-        layer = op.deconvolution
-        return n.add("ConvTranspose", *n.inputs, kernel_shape=layer.kernel, strides=layer.stride, pads=layer.pad * 2,
-                     group=layer.num_group)  # fmt: skip
-    parts = [_enlarge(n, index) for index in range(len(n.inputs))]
-    if len(parts) == 1:
-        return parts[0]
-    return n.add("Sum", *parts) if op.multi_input_mode == "sum" else n.add("Concat", *parts, axis=1)
-
-
-def _enlarge(n: NodeExport, position: int) -> str:
-    first, size = (n.dims(index)[2] for index in (0, position))
-    times = n.op.scale * (1 if first == size else n.fixed(first, "the size") // n.fixed(size, "the size"))
-    scales = np.array([1, 1, times, times], np.float32)
-    return n.add("Resize", n.inputs[position], "", scales, mode="nearest",
-                 coordinate_transformation_mode="asymmetric", nearest_mode="floor")  # fmt: skip

@@ -36,6 +36,7 @@ from flowmx.comm.headers import Spec
 
 __all__ = [
     "AVAILABLE",
+    "SHARING_MIN",
     "Connector",
     "Mappings",
     "NotLocal",
@@ -54,6 +55,8 @@ __all__ = [
 
 AVAILABLE = sys.platform == "linux" and hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")
 ALIGNMENT = 64
+SHARING_MIN = 32 << 10
+"""Calls with at least this many bytes use shared memory or POST: a stream would be no faster."""
 SEALS = 0x1 | 0x2 | 0x4  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
 F_SEAL_SHRINK = 0x2
 _CREDENTIALS = struct.Struct("iII")

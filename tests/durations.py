@@ -1,4 +1,4 @@
-"""Distribution of the tests among processes: file by file, the longest first, so that all processes end together.
+"""Durations of the test files, and their distribution among processes: the longest first, so that all end together.
 
 One file that mostly waits for other processes runs in addition to one file per core.
 """
@@ -100,7 +100,7 @@ def one_first(folder: Path) -> Iterator[None]:
         os.close(opened)
 
 
-class Lanes(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+class LongestFirst(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     """The first processes begin with files that compute, one on each core, the last ones with those that wait."""
 
     def _assign_work_unit(self, node: WorkerController) -> None:
