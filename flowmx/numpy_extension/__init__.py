@@ -49,13 +49,13 @@ TABLE = {
     "batch_flatten": "Flatten", "batch_norm": "BatchNorm", "cast": "Cast", "convolution": "Convolution",
     "ctc_loss": "CTCLoss", "deconvolution": "Deconvolution", "dropout": "Dropout", "embedding": "Embedding",
     "erf": "erf", "erfinv": "erfinv", "fully_connected": "FullyConnected", "gamma": "gamma", "gammaln": "gammaln",
-    "gather_nd": "gather_nd", "group_norm": "GroupNorm", "layer_norm": "LayerNorm", "leaky_relu": "LeakyReLU",
-    "log_softmax": "log_softmax", "multibox_detection": "_contrib_MultiBoxDetection",
+    "gather_nd": "gather_nd", "gelu_tanh": "gelu_tanh", "group_norm": "GroupNorm", "layer_norm": "LayerNorm",
+    "leaky_relu": "LeakyReLU", "log_softmax": "log_softmax", "multibox_detection": "_contrib_MultiBoxDetection",
     "multibox_prior": "_contrib_MultiBoxPrior", "multibox_target": "_contrib_MultiBoxTarget", "one_hot": "one_hot",
-    "pick": "pick", "pooling": "Pooling", "relu": "relu", "reshape_like": "reshape_like", "rnn": "RNN",
-    "roi_pooling": "ROIPooling", "sequence_mask": "SequenceMask", "rms_norm": "RMSNorm", "shape_array": "shape_array",
-    "sigmoid": "sigmoid", "silu": "silu",
-    "slice": "slice", "smooth_l1": "smooth_l1", "softmax": "softmax", "topk": "topk",
+    "pick": "pick", "pooling": "Pooling", "relu": "relu", "reshape_like": "reshape_like", "rms_norm": "RMSNorm",
+    "rnn": "RNN", "roi_pooling": "ROIPooling", "sequence_mask": "SequenceMask", "shape_array": "shape_array",
+    "sigmoid": "sigmoid", "silu": "silu", "slice": "slice", "smooth_l1": "smooth_l1", "softmax": "softmax",
+    "topk": "topk",
 }  # fmt: skip
 """The operator of the registry for each function."""
 

@@ -68,9 +68,19 @@ def _slope_of_silu(x: Expr, y: Expr, g: Expr) -> Expr:
     return g * (gate + y * (1.0 - gate))
 
 
+def _gate_of_gelu(x: Expr) -> Expr:
+    return f.sigmoid(x * (x * x * (_GELU_SCALE * _GELU_CUBE) + _GELU_SCALE))
+
+
+def _slope_of_gelu(x: Expr, y: Expr, g: Expr) -> Expr:
+    gate = _gate_of_gelu(x)
+    return g * (gate + y * (1.0 - gate) * (x * x * (3.0 * _GELU_SCALE * _GELU_CUBE) + _GELU_SCALE))
+
+
 _FULL = Precision.FLOAT32
 _HALF_ROOT_PI = 0.886226925452758
 _TWO_OVER_ROOT_PI = 1.1283791670955126
+_GELU_SCALE, _GELU_CUBE = 1.5957691216057308, 0.044715  # the first is 2√(2/π)
 
 TABLE = [
     Row("negative", lambda x: -x, lambda x, y, g: -g, "Elementwise -x.", ("_np_negative",), onnx="Neg"),
@@ -121,6 +131,8 @@ TABLE = [
         activation="sigmoid"),
     Row("silu", lambda x: x * f.sigmoid(x), _slope_of_silu,
         "Elementwise x/(1 + e⁻ˣ) (Elfwing et al., Sigmoid-Weighted Linear Units, 2017)."),
+    Row("gelu_tanh", lambda x: x * _gate_of_gelu(x), _slope_of_gelu,
+        "Elementwise x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))) (Hendrycks and Gimpel, 2016)."),
     Row("softsign", softsign, lambda x, y, g: g / f.square(absolute(x) + 1.0), "Elementwise x/(1 + |x|).",
         onnx="Softsign"),
     Row("_softrelu", f.softplus, lambda x, y, g: g * f.sigmoid(x), "Elementwise log(1 + eˣ).", onnx="Softplus"),

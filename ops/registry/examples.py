@@ -163,6 +163,7 @@ EXAMPLES = {
     "shape_array": "shape_array(mx.nd.ones((2, 3))) -> array([2, 3])",
     "sigmoid": "sigmoid(A([0, 1])) -> [0.5, 0.7310586]",
     "silu": "silu(A([0, 1])) -> [0., 0.7310586]",
+    "gelu_tanh": "gelu_tanh(A([0, 1])) -> [0., 0.841192]",
     "sign": "sign(A([-2, 0, 3])) -> [-1., 0., 1.]",
     "sin": "sin(A([0, 1])) -> [0., 0.841471]",
     "sinh": "sinh(A([0, 1])) -> [0., 1.1752012]",

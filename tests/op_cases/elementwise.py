@@ -36,6 +36,7 @@ CASES = [
     *(Case(name, [domain], second=name != "sign") for name, domain in _DOMAINS.items()),
     Case("_softrelu", [(3, 4)], recorded=False),
     Case("silu", [(3, 4)], recorded=False, second=True),
+    Case("gelu_tanh", [(3, 4)], recorded=False, second=True),
     Case("logical_not", [ties(3, 4)], numeric=False),
     Case("round", [fixed([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5])], numeric=False, note="halves"),
     Case("BlockGrad", [(3, 4)], numeric=False),

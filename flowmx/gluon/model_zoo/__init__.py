@@ -1,5 +1,6 @@
 """Predefined models: ``mx.gluon.model_zoo``."""
 
-from flowmx.gluon.model_zoo import model_store, vision
+from flowmx.gluon.model_zoo import model_store, text, vision
+from flowmx.gluon.model_zoo.huggingface import from_pretrained
 
-__all__ = ["model_store", "vision"]
+__all__ = ["from_pretrained", "model_store", "text", "vision"]

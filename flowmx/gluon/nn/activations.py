@@ -114,9 +114,25 @@ class SELU(Layer):
 
 
 class GELU(Layer):
-    """``x`` times the normal distribution function of ``x`` (Hendrycks and Gimpel, 2016)."""
+    """``x`` times the normal distribution function of ``x`` (Hendrycks and Gimpel, 2016).
+
+    Args:
+        approximation: ``"erf"`` for the exact function; ``"tanh"`` for the paper's approximation, which GPT-2 uses.
+        **kwargs: ``prefix`` and ``params``.
+
+    Raises:
+        ValueError: the approximation is unknown.
+    """
+
+    def __init__(self, approximation: str = "erf", **kwargs: Any) -> None:
+        if approximation not in ("erf", "tanh"):
+            raise ValueError(f"GELU: approximation is {approximation!r}, expected 'erf' or 'tanh'")
+        super().__init__(**kwargs)
+        self._approximation = approximation
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
+        if self._approximation == "tanh":
+            return F.gelu_tanh(x, name="fwd")
         return F.LeakyReLU(x, act_type="gelu", name="fwd")
 
 

@@ -11,7 +11,7 @@ from flowmx.errors import ShapeError
 from flowmx.gluon.base_block import A
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.nn.basic_layers import Dense, Dropout
-from flowmx.gluon.nn.positions import RotaryPositions
+from flowmx.gluon.nn.positions import RotaryPositions, cached_positions, numbers
 from flowmx.ndarray import NDArray
 from flowmx.semantics import semantics
 
@@ -159,15 +159,15 @@ class MultiHeadAttention(HybridBlock):
         key = query if key is None else key
         value = key if value is None else value
         queries, keys, values = self.query(query), self.key(key), self.value(value)
-        like, places, counted = queries, None, _numbers(F, key, 1)
+        like, places, counted = queries, None, numbers(F, key, 1)
         queries = self._split(F, queries)
         if cache is None:
             keys, values = self._split(F, keys), self._split(F, values)
             if self.rotary is not None:
                 queries, keys = self.rotary(queries), self.rotary(keys)
         else:
-            counted = _numbers(F, cache[0], 0)
-            places = F.broadcast_add(F.Cast(_numbers(F, query, 1), dtype="int32"), cache[2])
+            counted = numbers(F, cache[0], 0)
+            places = cached_positions(F, query, cache)
             if self.rotary is not None:
                 queries, keys = self.rotary(queries, places), self._join(F, self.rotary(self._split(F, keys), places))
             cache = self._append(F, cache, places, keys, values)
@@ -175,7 +175,7 @@ class MultiHeadAttention(HybridBlock):
         scores = F.batch_dot(queries * (1 / math.sqrt(self._units // self._heads)), keys, transpose_b=True)
         visible = self._visibility(F, query, mask, padding)
         if self._causal or places is not None:
-            causal = _causal(F, _numbers(F, query, 1), counted, places)
+            causal = _causal(F, numbers(F, query, 1), counted, places)
             visible = causal if visible is None else F.broadcast_mul(visible, causal)
         if visible is not None:
             scores = F.broadcast_add(scores, F._internal._cast_like((visible - 1) * _HIDDEN, like))
@@ -218,13 +218,6 @@ class MultiHeadAttention(HybridBlock):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._units}, num_heads={self._heads}, causal={self._causal})"
-
-
-def _numbers(F: Any, x: Any, axis: int) -> Any:
-    """Return 0, 1, ... along an axis of three, as float32: 16 bits cannot count far."""
-    for other in {0, 1, 2} - {axis}:
-        x = F.slice_axis(x, axis=other, begin=0, end=1)
-    return F.contrib.arange_like(F.Cast(x, dtype="float32"), axis=axis)
 
 
 def _causal(F: Any, rows: Any, columns: Any, places: Any) -> Any:

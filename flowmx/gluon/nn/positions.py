@@ -116,3 +116,20 @@ class RotaryPositions(HybridBlock):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._size}, base={self._base:g}, interleaved={self._interleaved})"
+
+
+def numbers(F: Any, x: Any, axis: int) -> Any:
+    """Return 0, 1, ... along an axis of three, as float32: 16 bits cannot count far."""
+    for other in {0, 1, 2} - {axis}:
+        x = F.slice_axis(x, axis=other, begin=0, end=1)
+    return F.contrib.arange_like(F.Cast(x, dtype="float32"), axis=axis)
+
+
+def cached_positions(F: Any, x: Any, cache: Any) -> Any:
+    """Return the positions, int32, of ``x`` (batch, length, features) after those in the cache of an attention."""
+    return F.broadcast_add(F.Cast(numbers(F, x, 1), dtype="int32"), cache[2])
+
+
+def first_place(F: Any, x: Any) -> Any:
+    """Return the features of the first place, (batch, features), of (batch, length, features)."""
+    return F.Reshape(F.slice_axis(x, axis=1, begin=0, end=1), shape=(0, -1))

@@ -17,9 +17,11 @@ from flowmx.ndarray import NDArray
 
 __all__ = ["TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer"]
 
-_ACTIVATIONS: dict[str, Callable[[], Layer]] = {
-    "relu": lambda: Activation("relu"), "gelu": GELU, "silu": SiLU, "glu": GLU, "swiglu": SwiGLU, "geglu": GEGLU,
+ACTIVATIONS: dict[str, Callable[[], Layer]] = {
+    "relu": lambda: Activation("relu"), "gelu": GELU, "gelu_tanh": lambda: GELU("tanh"), "silu": SiLU, "glu": GLU,
+    "swiglu": SwiGLU, "geglu": GEGLU,
 }  # fmt: skip
+"""The activations of feed-forward networks, by name."""
 _GATED = ("glu", "swiglu", "geglu")
 _NORMS: dict[str, Callable[..., Layer]] = {"layer": LayerNorm, "rms": RMSNorm}
 
@@ -29,13 +31,13 @@ class _TransformerLayer(HybridBlock):
 
     def __init__(
         self, units: int, num_heads: int, hidden_units: int | None, dropout: float, activation: str, pre_norm: bool,
-        norm: str, epsilon: float, causal: bool, rotary: bool | dict[str, Any], use_bias: bool, sublayers: int,
-        **kwargs: Any,
+        norm: str, epsilon: float, causal: bool, rotary: bool | dict[str, Any], use_bias: bool,
+        attention_dropout: float | None, hidden_dropout: float | None, sublayers: int, **kwargs: Any,
     ) -> None:  # fmt: skip
         name = type(self).__name__
-        if activation not in _ACTIVATIONS:
+        if activation not in ACTIVATIONS:
             raise ParameterError(
-                f"{name}: activation is {activation!r}, expected one of {', '.join(map(repr, _ACTIVATIONS))}"
+                f"{name}: activation is {activation!r}, expected one of {', '.join(map(repr, ACTIVATIONS))}"
             )
         if norm not in _NORMS:
             raise ParameterError(f"{name}: norm is {norm!r}, expected 'layer' or 'rms'")
@@ -44,16 +46,19 @@ class _TransformerLayer(HybridBlock):
         super().__init__(**kwargs)
         self._pre_norm = pre_norm
         hidden = 4 * units if hidden_units is None else hidden_units
-        attention: dict[str, Any] = {"dropout": dropout, "use_bias": use_bias, "in_units": units}
+        attention_dropout = dropout if attention_dropout is None else attention_dropout
+        hidden_dropout = dropout if hidden_dropout is None else hidden_dropout
+        attention: dict[str, Any] = {"dropout": attention_dropout, "use_bias": use_bias, "in_units": units}
         with self.name_scope():
             self.attention = MultiHeadAttention(units, num_heads, causal=causal, rotary=rotary, **attention)
             if sublayers == 3:
                 self.cross_attention = MultiHeadAttention(units, num_heads, **attention)
             widened = 2 * hidden if activation in _GATED else hidden
             self.widen = Dense(widened, use_bias=use_bias, flatten=False, in_units=units)
-            self.activation = _ACTIVATIONS[activation]()
+            self.activation = ACTIVATIONS[activation]()
             self.narrow = Dense(units, use_bias=use_bias, flatten=False, in_units=hidden)
             self.dropout = Dropout(dropout)
+            self.hidden_dropout = Dropout(hidden_dropout)
             self.norms = HybridSequential()
             for _ in range(sublayers):
                 self.norms.add(_NORMS[norm](epsilon=epsilon, in_channels=units))
@@ -71,7 +76,7 @@ class _TransformerLayer(HybridBlock):
     def _feed_forward(self, index: int, x: Any) -> Any:
         """Apply the feed-forward network, the sublayer with this index."""
         hidden = self.activation(self.widen(self._before(index, x)))
-        return self._after(index, x, self.narrow(self.dropout(hidden)))
+        return self._after(index, x, self.narrow(self.hidden_dropout(hidden)))
 
     def _before(self, index: int, x: Any) -> Any:
         """Return the input of a sublayer."""
@@ -105,15 +110,17 @@ class TransformerEncoderLayer(_TransformerLayer):
         units: the number of features.
         num_heads: the number of heads, which divides ``units``.
         hidden_units: the number of features inside the feed-forward network (default: ``4 * units``).
-        dropout: the probability with which an attention weight or a feature is dropped in training.
-        activation: ``"relu"``, ``"gelu"``, ``"silu"``, ``"glu"``, ``"swiglu"`` or ``"geglu"``; the last three are
-            gated, with twice ``hidden_units`` before the gate.
+        dropout: the probability with which a feature is dropped in training.
+        activation: ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"``, ``"glu"``, ``"swiglu"`` or ``"geglu"``; the
+            last three are gated, with twice ``hidden_units`` before the gate.
         pre_norm: normalize the input of each part, not the sum after it.
         norm: ``"layer"`` for :class:`LayerNorm`, ``"rms"`` for :class:`RMSNorm`.
         epsilon: that of the normalizations.
         causal: hide later positions from each.
         rotary: as for :class:`MultiHeadAttention`.
         use_bias: add a bias in attention and in the feed-forward network.
+        attention_dropout: the probability with which an attention weight is dropped (default: ``dropout``).
+        hidden_dropout: the one for features inside the feed-forward network (default: ``dropout``).
         **kwargs: ``prefix`` and ``params``.
 
     Raises:
@@ -130,11 +137,12 @@ class TransformerEncoderLayer(_TransformerLayer):
     def __init__(
         self, units: int, num_heads: int, hidden_units: int | None = None, dropout: float = 0.1,
         activation: str = "relu", pre_norm: bool = False, norm: str = "layer", epsilon: float = 1e-5,
-        causal: bool = False, rotary: bool | dict[str, Any] = False, use_bias: bool = True, **kwargs: Any,
+        causal: bool = False, rotary: bool | dict[str, Any] = False, use_bias: bool = True,
+        attention_dropout: float | None = None, hidden_dropout: float | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(
-            units, num_heads, hidden_units, dropout, activation, pre_norm, norm, epsilon, causal, rotary, use_bias, 2,
-            **kwargs,
+            units, num_heads, hidden_units, dropout, activation, pre_norm, norm, epsilon, causal, rotary, use_bias,
+            attention_dropout, hidden_dropout, 2, **kwargs,
         )  # fmt: skip
 
     if TYPE_CHECKING:
@@ -182,6 +190,8 @@ class TransformerDecoderLayer(_TransformerLayer):
         causal: hide later positions from each.
         rotary: as there, in the self-attention.
         use_bias: as there.
+        attention_dropout: as there.
+        hidden_dropout: as there.
         **kwargs: ``prefix`` and ``params``.
 
     Raises:
@@ -192,11 +202,12 @@ class TransformerDecoderLayer(_TransformerLayer):
     def __init__(
         self, units: int, num_heads: int, hidden_units: int | None = None, dropout: float = 0.1,
         activation: str = "relu", pre_norm: bool = False, norm: str = "layer", epsilon: float = 1e-5,
-        causal: bool = True, rotary: bool | dict[str, Any] = False, use_bias: bool = True, **kwargs: Any,
+        causal: bool = True, rotary: bool | dict[str, Any] = False, use_bias: bool = True,
+        attention_dropout: float | None = None, hidden_dropout: float | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(
-            units, num_heads, hidden_units, dropout, activation, pre_norm, norm, epsilon, causal, rotary, use_bias, 3,
-            **kwargs,
+            units, num_heads, hidden_units, dropout, activation, pre_norm, norm, epsilon, causal, rotary, use_bias,
+            attention_dropout, hidden_dropout, 3, **kwargs,
         )  # fmt: skip
 
     if TYPE_CHECKING:

@@ -52,6 +52,16 @@ def _silu(n: NodeExport) -> str:
     return n.add("Mul", n.inputs[0], n.add("Sigmoid", n.inputs[0]))
 
 
+@exports("gelu_tanh")
+def _gelu_tanh(n: NodeExport) -> str:
+    x = n.inputs[0]
+    if n.opset >= 20:
+        return n.add("Gelu", x, approximate="tanh")
+    cubes = n.add("Mul", n.add("Mul", n.add("Mul", x, x), x), n.number(0.044715))
+    wave = n.add("Tanh", n.add("Mul", n.add("Add", x, cubes), n.number(math.sqrt(2 / math.pi))))
+    return n.add("Mul", n.add("Mul", x, n.add("Add", wave, n.number(1))), n.number(0.5))
+
+
 @imports("LeakyRelu", "Elu")
 def _import_leaky(n: NodeImport) -> Symbol:
     kind, slope = {"LeakyRelu": ("leaky", 0.01), "Elu": ("elu", 1.0)}[n.kind]
@@ -82,11 +92,7 @@ def _import_prelu(n: NodeImport) -> Symbol:
 def _import_gelu(n: NodeImport) -> Symbol:
     if n.attr("approximate", "none") == "none":
         return n.make("LeakyReLU", n.symbol(0), act_type="gelu")
-    x = n.symbol(0)
-    cubes = n.make("_mul_scalar", n.make("_power_scalar", x, scalar=3), scalar=0.044715)
-    inner = n.make("_mul_scalar", n.make("elemwise_add", x, cubes), scalar=math.sqrt(2 / math.pi))
-    gate = n.make("_plus_scalar", n.make("tanh", inner), scalar=1)
-    return n.make("_mul_scalar", n.make("elemwise_mul", x, gate), scalar=0.5)
+    return n.make("gelu_tanh", n.symbol(0))
 
 
 # -- softmax -----------------------------------------------------------------------------------------------
