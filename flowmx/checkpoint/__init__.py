@@ -5,9 +5,9 @@ metric, and the epoch and batch. ``Module.fit(..., checkpoint="folder")`` writes
 A Gluon loop uses :class:`Run`.
 """
 
-from flowmx.checkpoint.ambient import using
+from flowmx.checkpoint.ambient import scope, using
 from flowmx.checkpoint.content import Checkpoint, CheckpointError, Place
 from flowmx.checkpoint.folder import Checkpoints
 from flowmx.checkpoint.run import Run
 
-__all__ = ["Checkpoint", "CheckpointError", "Checkpoints", "Place", "Run", "using"]
+__all__ = ["Checkpoint", "CheckpointError", "Checkpoints", "Place", "Run", "scope", "using"]

@@ -12,18 +12,18 @@ from pathlib import Path
 from flowmx.checkpoint.folder import Checkpoints
 from flowmx.scopes import Value, frame_scope
 
-__all__ = ["ambient", "using"]
+__all__ = ["ambient", "scope", "using"]
 
 _current: ContextVar[Value[Iterator[Checkpoints] | None]]
 _current = ContextVar("flowmx_checkpoints", default=Value(None))  # noqa: B039
 
 
 @contextmanager
-def using(folder: str | os.PathLike[str], every: int | None = None, keep: int = 3) -> Iterator[None]:
+def scope(folder: str | os.PathLike[str], every: int | None = None, keep: int = 3) -> Iterator[None]:
     """Make ``Module.fit`` write checkpoints and resume from them, without the argument ``checkpoint=``.
 
     The first ``fit`` in the block uses the folder, the second ``folder/fit-2``, and so on, so that a script that runs
-    again finds the checkpoints of each. Data without a ``state()`` is trained without checkpoints, with a message in
+    again resumes each of them. Data without a ``state()`` is trained without checkpoints, with a message in
     the log.
 
     Args:
@@ -35,7 +35,7 @@ def using(folder: str | os.PathLike[str], every: int | None = None, keep: int = 
         ValueError: ``every`` or ``keep`` is too small.
 
     Example:
-        >>> with mx.checkpoint.using("run"):
+        >>> with mx.checkpoint.scope("run"):
         ...     mod.fit(train, num_epoch=10)
     """
     first = Checkpoints(folder, every, keep)
@@ -44,7 +44,11 @@ def using(folder: str | os.PathLike[str], every: int | None = None, keep: int = 
         yield
 
 
+using = scope
+"""An alias of :func:`scope`."""
+
+
 def ambient() -> Checkpoints | None:
-    """Return the checkpoints of the next ``fit`` under :func:`using`, or None."""
+    """Return the checkpoints of the next ``fit`` under :func:`scope`, or None."""
     sequence = _current.get().value
     return None if sequence is None else next(sequence)

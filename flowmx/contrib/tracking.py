@@ -5,7 +5,7 @@ Pass a tracker to ``Module.fit`` as three callbacks, or to a Gluon ``Estimator``
     with mx.contrib.tracking.TensorBoard("logs") as tracker:
         mod.fit(
             train, eval_data=test, num_epoch=10, batch_end_callback=tracker.batch,
-            epoch_end_callback=tracker.epoch, eval_end_callback=tracker.evaluated,
+            epoch_end_callback=tracker.epoch, eval_end_callback=tracker.evaluation,
         )
         estimator.fit(train_data, val_data, epochs=10, event_handlers=[tracker])
 
@@ -89,13 +89,16 @@ class Tracker(BatchEnd, EpochEnd):
         """Write the number of completed epochs and the metrics of the last batch (an ``epoch_end_callback``)."""
         return self._train(epoch=float(epoch + 1))
 
-    def evaluated(self, param: Any) -> Awaitable[None] | None:
+    def evaluation(self, param: Any) -> Awaitable[None] | None:
         """Write the metrics of an evaluation (an ``eval_end_callback``)."""
         return (
             None
             if param.eval_metric is None
             else self.log(_add_prefix("validation", param.eval_metric.get_name_value()))
         )
+
+    evaluated = evaluation
+    """An alias of :meth:`evaluation`."""
 
     # -- events of an Estimator ------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ class Curves:
     Example:
         >>> curves = mx.viz.Curves(batches=len(batches))
         >>> mod.fit(batches, eval_data=held_out, num_epoch=5, batch_end_callback=curves.batch,
-        ...         eval_end_callback=curves.evaluated)
+        ...         eval_end_callback=curves.evaluation)
         >>> curves                          # displays them again in another cell of a notebook
         >>> curves.save("curves.svg")
     """
@@ -75,11 +75,14 @@ class Curves:
         if self._batches is not None and param.nbatch + 1 == self._batches:
             self.show()
 
-    def evaluated(self, param: Any) -> None:
+    def evaluation(self, param: Any) -> None:
         """Add the metrics of an evaluation (an ``eval_end_callback``)."""
         for name, value in _read(param.eval_metric):
             self.log(name, value, param.epoch + 1, "validation")
         self.show()
+
+    evaluated = evaluation
+    """An alias of :meth:`evaluation`."""
 
     def show(self) -> None:
         """Display or update the curves in a notebook; do nothing elsewhere."""

@@ -140,7 +140,7 @@ def test_numbers():
     ):
         assert re.search(rf"\b{number}\b", text), number
     assert f"at most {wire.MAX_KEY} characters" in text
-    assert {next(iter(names(row[0]))) for row in tables(section("### Gradients in fewer bits"))} == {
+    assert {next(iter(names(row[0]))) for row in tables(section("### Gradient compression"))} == {
         *compression._MAKERS,
         row_sparse_wire.PACKING["type"],
     }

@@ -30,7 +30,7 @@ def fit(tracker, epochs=2):
     module = mx.mod.Module(mx.sym.SoftmaxOutput(data, name="softmax"), context=mx.cpu())
     module.fit(
         mx.io.NDArrayIter(X, Y, 16), eval_data=mx.io.NDArrayIter(X, Y, 16), num_epoch=epochs,
-        batch_end_callback=tracker.batch, epoch_end_callback=tracker.epoch, eval_end_callback=tracker.evaluated,
+        batch_end_callback=tracker.batch, epoch_end_callback=tracker.epoch, eval_end_callback=tracker.evaluation,
     )  # fmt: skip
     return module
 

@@ -228,7 +228,7 @@ def fit(curves, **options):
     data = mx.io.NDArrayIter(rows, (rows[:, 0] > 0).astype(np.float32), 8)
     mx.mod.Module(net).fit(
         data, eval_data=mx.io.NDArrayIter(rows, (rows[:, 0] > 0).astype(np.float32), 8), num_epoch=3,
-        eval_metric=["acc", "ce"], batch_end_callback=curves.batch, eval_end_callback=curves.evaluated, **options,
+        eval_metric=["acc", "ce"], batch_end_callback=curves.batch, eval_end_callback=curves.evaluation, **options,
     )  # fmt: skip
 
 

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from flowmx import engine, profiler, settings
-from flowmx.checkpoint import using
+from flowmx import checkpoint, engine, profiler, settings
 from flowmx.devices import Context
 from flowmx.random import seed as seed_generators
 from flowmx.tools.usage import port
@@ -73,7 +72,7 @@ def apply_options(arguments: argparse.Namespace) -> Iterator[None]:
         if arguments.device:
             stack.enter_context(arguments.device[0])
         if arguments.checkpoint:
-            stack.enter_context(using(arguments.checkpoint, arguments.every))
+            stack.enter_context(checkpoint.scope(arguments.checkpoint, arguments.every))
         if getattr(arguments, "dashboard", None) is not None:
             stack.callback(_start_dashboard(arguments.dashboard).stop)
         if arguments.profile:
