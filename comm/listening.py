@@ -31,13 +31,16 @@ class Listener:
         tls: the service's certificates.
         handshake: seconds that a TLS handshake may take.
         max_pending: the maximum number of concurrent TLS handshakes.
+        is_shared: whether other processes accept on the sockets, too: connections are then accepted one at a time.
     """
 
     def __init__(
         self, sockets: Sequence[socket.socket], make_protocol: Callable[[], asyncio.BaseProtocol], *,
         tls: ssl.SSLContext | None = None, handshake: float = 10.0, max_pending: int = 512,
+        is_shared: bool = False,
     ) -> None:  # fmt: skip
         self.sockets = list(sockets)
+        self._burst = 1 if is_shared else ACCEPT_LIMIT
         self._make_protocol = make_protocol
         self._tls, self._handshake = tls, handshake if tls is not None else None
         self._max_pending = max_pending if tls is not None else ACCEPT_LIMIT
@@ -63,7 +66,7 @@ class Listener:
                 self._loop.remove_reader(sock.fileno())
 
     def _accept(self, listening: socket.socket) -> None:
-        for _ in range(ACCEPT_LIMIT):
+        for _ in range(self._burst):
             if len(self._pending) >= self._max_pending:
                 self._free_slot()
                 return

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from flowmx import forks
 
-__all__ = ["Counter", "Gauge", "Histogram", "Metrics"]
+__all__ = ["Counter", "Gauge", "Histogram", "Metrics", "merge", "totals"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -177,6 +177,51 @@ class Metrics:
                 f"{new.labels}"
             )
         return metric
+
+
+def merge(texts: Iterable[str], largest: Collection[str] = ()) -> str:
+    """Return the metrics of several processes as those of one: the sum of each value.
+
+    Args:
+        texts: their metrics, as :meth:`Metrics.text` returns them.
+        largest: names of metrics that are merged to their largest value.
+    """
+    values: dict[str, dict[str, float | None]] = {}
+    for name, line, value in (sample for text in texts for sample in _samples(text)):
+        samples = values.setdefault(name, {})
+        earlier = samples.get(line)
+        if value is None or earlier is None:
+            samples[line] = value
+        else:
+            samples[line] = max(earlier, value) if name in largest else earlier + value
+    lines = [
+        line if value is None else f"{line} {value:.17g}"
+        for samples in values.values()
+        for line, value in samples.items()
+    ]
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def totals(text: str) -> str:
+    """Return only the metrics that stay valid when their process has ended: counters and histograms."""
+    kinds = {words[2]: words[3] for words in map(str.split, text.splitlines()) if words[:2] == ["#", "TYPE"]}
+    lines = [
+        line for (name, _, _), line in zip(_samples(text), text.splitlines(), strict=True) if kinds[name] != "gauge"
+    ]
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def _samples(text: str) -> Iterator[tuple[str, str, float | None]]:
+    """Iterate over the lines of a text: the name of the metric, the line, and its value; None for comments."""
+    name = ""
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            name = line.split(" ", 3)[2]
+        if line.startswith("#"):
+            yield name, line, None
+        else:
+            label, _, value = line.rpartition(" ")
+            yield name, label, float(value)
 
 
 def _escape(text: str) -> str:

@@ -23,7 +23,8 @@ WAITING = re.compile(r"os\.(fork|kill)|/proc/self|ru_maxrss|tracemalloc|\b(Launc
 # fmt: off
 SECONDS = {
     "graph/mode_fuzzer": 38, "repository/vocabulary": 32, "engine/exit_and_fork": 28, "kvstore/chaos": 24,
-    "kvstore/server_model": 21, "kvstore/launch_dask": 20, "kvstore/distributed_training": 20, "comm/launch_slots": 16,
+    "kvstore/server_model": 21, "kvstore/launch_dask": 20, "kvstore/distributed_training": 20, "serve/pool": 20,
+    "comm/launch_slots": 16,
     "compat/sklearn": 16, "repository/examples": 15, "comm/wire_fuzz": 15, "engine/scheduler": 15,
     "gluon/data_loader": 15, "kvstore/worker_failures": 14, "comm/simulated_hosts": 12,
     "repository/examples_training": 12, "graph/micro_batches": 12, "ops/gradients": 12, "comm/heartbeat_process": 11,
@@ -38,7 +39,8 @@ SECONDS = {
     "engine/user_code": 5, "ops/int8": 4, "serve/command": 4, "files/optimizer_states": 4, "comm/launch_roles": 4,
     "data/im2rec": 4, "kvstore/engine_order": 4, "repository/running_from_a_checkout": 4, "files/mxnet_networks": 4,
     "comm/service": 4, "comm/launch": 4, "files/mxnet_training_resumed": 4, "compat/mxnet_peer": 4,
-    "ops/cupy_namespace": 4, "serve/runner": 4, "devices/several_devices": 4, "repository/privacy": 3,
+    "ops/cupy_namespace": 4, "serve/runner": 4, "serve/budget": 4,
+    "serve/mms": 6, "devices/several_devices": 4, "repository/privacy": 3,
     "repository/example_onnxruntime": 3, "gluon/vision_datasets": 3, "repository/import_rules": 3,
     "devices/simulation_without_numerics": 3, "comm/members": 3, "engine/scanning": 3, "graph/step_order": 3,
     "comm/connections": 3, "devices/cpu_pool": 3, "observability/dashboard": 3, "ops/bfloat16": 3,

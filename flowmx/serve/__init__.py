@@ -11,11 +11,14 @@ serve`` serves the models of a folder. ``docs/serving.md`` is the user guide.
 from flowmx.serve.access import Access
 from flowmx.serve.aiohttp_app import app, run
 from flowmx.serve.asgi_app import asgi
+from flowmx.serve.budget import Budget
 from flowmx.serve.errors import InvalidInput, Overloaded, Unavailable
 from flowmx.serve.inputs import Input
+from flowmx.serve.mms import Handler
 from flowmx.serve.predictor import Predictor
 from flowmx.serve.repository import Repository
 
 __all__ = [
-    "Access", "Input", "InvalidInput", "Overloaded", "Predictor", "Repository", "Unavailable", "app", "asgi", "run",
+    "Access", "Budget", "Handler", "Input", "InvalidInput", "Overloaded", "Predictor", "Repository", "Unavailable",
+    "app", "asgi", "run",
 ]  # fmt: skip

@@ -20,6 +20,7 @@ from flowmx.comm.offload import LARGE
 from flowmx.serve.access import Access
 from flowmx.serve.bodies import MAX_TEXT, PendingCall
 from flowmx.serve.large_bodies import Body, chunks_of
+from flowmx.serve.pool_member import Member, MemberOptions
 from flowmx.serve.replies import Refusal, Reply
 from flowmx.serve.service import ModelSource, Service
 
@@ -130,6 +131,7 @@ async def _predict(request: web.Request, call: PendingCall, note: Callable[[Phas
 async def run(
     application: web.Application, host: str = "127.0.0.1", port: int = 8080,
     started: Callable[[str], None] | None = None, tls: ssl.SSLContext | None = None,
+    member: MemberOptions | None = None,
 ) -> None:  # fmt: skip
     """Serve an application of :func:`app` until SIGTERM or SIGINT, then drain.
 
@@ -141,6 +143,7 @@ async def run(
         port: a port; 0 picks a free one.
         started: called with the address once the service accepts requests.
         tls: the service's certificates.
+        member: the pool that this process is a worker of, if any; it listens instead.
 
     Raises:
         OSError: the address is in use or not local.
@@ -150,19 +153,27 @@ async def run(
         application, handler_cancellation=True, access_log=None, logger=http_log, shutdown_timeout=_FINISH_SECONDS,
         keepalive_timeout=service.limits.keep_alive, lingering_time=_CLOSE_SECONDS,
     )  # fmt: skip
-    await runner.setup()
 
     def make_protocol() -> asyncio.Protocol | None:
         return None if closing.is_set() or runner.server is None else runner.server()
 
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        pool = None if member is None else await stack.enter_async_context(Member.join(member, service))
+        stop_event = _on_shutdown_signal()
+        stack.push_async_callback(runner.cleanup)
+        await runner.setup()
+        if pool is not None:
+            await pool.begin()
         listener = Listener(
-            await listen(host, port), lambda: ConnectionHandler(connections, make_protocol, None), tls=tls,
-            handshake=service.limits.head, max_pending=service.limits.unauthenticated,
+            await listen(host, port) if pool is None else pool.sockets,
+            lambda: ConnectionHandler(connections, make_protocol, None), tls=tls, handshake=service.limits.head,
+            max_pending=service.limits.unauthenticated, is_shared=pool is not None,
         )  # fmt: skip
+        if pool is not None:
+            await pool.started()
         if started is not None:
             started(f"{'http' if tls is None else 'https'}://{host}:{listener.sockets[0].getsockname()[1]}")
-        await _shutdown_signal()
+        await stop_event.wait()
         _log.info("draining: pending requests are answered, new ones are refused")
         closing.set()
         await listener.close()
@@ -170,16 +181,14 @@ async def run(
         await _connections_closed(runner)
         for task in application[RECEIVING]:
             task.cancel()  # its request is incomplete
-    finally:
-        await runner.cleanup()
 
 
-async def _shutdown_signal() -> None:
-    """Wait for SIGTERM or SIGINT."""
+def _on_shutdown_signal() -> asyncio.Event:
+    """Return the event of SIGTERM and SIGINT."""
     loop, stop_event = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop_event.set)
-    await stop_event.wait()
+    return stop_event
 
 
 async def _connections_closed(runner: web.AppRunner) -> None:

@@ -1,6 +1,6 @@
 """Requests with a body: the limits on its size, its reception, and the reply to it.
 
-A prediction is received as a :class:`PredictCall`, a change of the repository as a :class:`RepositoryCall`. Both are
+A prediction is received as a :class:`PredictCall`, a change of the repository as an :class:`AskCall`. Both are
 independent of the HTTP server, which passes the chunks of the body.
 """
 
@@ -28,7 +28,7 @@ from flowmx.serve.predictor import Predictor
 from flowmx.serve.replies import Refusal, Reply, json_reply
 
 __all__ = [
-    "MAX_TEXT", "Exchange", "PendingCall", "PlainExchange", "PredictCall", "RepositoryCall", "media_type_of",
+    "MAX_TEXT", "AskCall", "Exchange", "PendingCall", "PlainExchange", "PredictCall", "media_type_of",
     "unavailable", "unparsed", "unsupported",
 ]  # fmt: skip
 
@@ -123,7 +123,7 @@ class PredictCall(NamedTuple):
         exchange: the formats of request and reply.
         limit: maximum size of the body in bytes.
         limits: limits on the speed and memory of the transfer.
-        content_type: the content type, if the predictor's hooks apply to the request.
+        headers: the headers of the request, if the predictor's hooks apply to it.
     """
 
     predictor: Predictor
@@ -131,7 +131,7 @@ class PredictCall(NamedTuple):
     exchange: Exchange
     limit: int
     limits: Limits
-    content_type: str | None = None
+    headers: Mapping[str, str] | None = None
 
     async def receive(self, chunks: AsyncIterable[bytes], entry: AdmittedRequest) -> bytes | Reply:
         """Return the body, or its refusal."""
@@ -147,18 +147,10 @@ class PredictCall(NamedTuple):
 
     async def reply(self, body: bytes) -> Reply:
         """Return the reply to the body; cancelling withdraws the rows that have not started."""
-        predictor, exchange = self.predictor, self.exchange
+        predictor = self.predictor
         try:
-            result = await predictor.predict(await self._rows(body))
-            if self.content_type is not None and predictor.hooks.encode is not None:
-                return await encoded(predictor.name, predictor.hooks.encode, result)
-            arrays = result if isinstance(result, list) else [result]
-            outputs = dict(zip(predictor.outputs, map(np.asarray, arrays), strict=True))
-            sizes = (
-                array.size * _BYTES_PER_NUMBER if exchange.is_text(name) else array.nbytes
-                for name, array in outputs.items()
-            )  # fmt: skip
-            return await offload(sum(sizes), exchange.write, outputs)
+            reply: Reply = await predictor.predict(await self._rows(body), self._encoded)
+            return reply
         except InvalidInput as error:
             return self._invalid(error)
         except NotAcceptable as error:
@@ -173,18 +165,33 @@ class PredictCall(NamedTuple):
             requests_log.exception("a prediction of %s failed", predictor.name)
             return Refusal(500, f"the model failed: {type(error).__name__}").reply
 
+    async def _encoded(self, result: Any) -> Reply:
+        """Return the reply with the result, through the predictor's hook if it has one."""
+        predictor, exchange = self.predictor, self.exchange
+        if self.headers is not None and predictor.hooks.encode is not None:
+            return await encoded(predictor.name, predictor.hooks.encode, result)
+        arrays = result if isinstance(result, list) else [result]
+        outputs = dict(zip(predictor.outputs, map(np.asarray, arrays), strict=True))
+        sizes = (
+            array.size * _BYTES_PER_NUMBER if exchange.is_text(name) else array.nbytes
+            for name, array in outputs.items()
+        )  # fmt: skip
+        return await offload(sum(sizes), exchange.write, outputs)
+
     async def _rows(self, body: bytes) -> Rows:
         """Return the input in a body, through the predictor's hook if it has one."""
-        predictor, content_type, is_quick = self.predictor, self.content_type, self.exchange.is_quick(body)
-        media_type = media_type_of(content_type or "")
-        decode = None if content_type is None else predictor.hooks.decoder(media_type)
-        if decode is None or content_type is None:
+        predictor, headers, is_quick = self.predictor, self.headers, self.exchange.is_quick(body)
+        content_type = "" if headers is None else headers.get("content-type", "")
+        media_type = media_type_of(content_type)
+        decode = None if headers is None else predictor.hooks.decoder(media_type)
+        if decode is None:
             return await offload(0 if is_quick else LARGE, self._read, body)
         try:
             value = await offload(0 if is_quick else LARGE, parsed, body) if media_type == JSON.type else body
             inputs = await call_hook(
-                "image" if decode is predictor.hooks.image else "decode", predictor.name, decode, value, content_type
-            )
+                "image" if decode is predictor.hooks.image else "decode", predictor.name, decode, value,
+                headers if predictor.hooks.reads_headers else content_type,
+            )  # fmt: skip
         except (InvalidInput, Refusal) as error:
             is_server_error = isinstance(error, Refusal) and error.reply.status >= 500
             predictor.count_refused_body(not is_server_error)
@@ -228,16 +235,18 @@ def unsupported(media_type: str) -> Refusal:
     return Refusal(415, f"Content-Type is {media_type[:80]!r}, expected one of {', '.join(FORMATS)}{hint}")
 
 
-class RepositoryCall(NamedTuple):
-    """A request to the repository. Its body is received and ignored.
+class AskCall(NamedTuple):
+    """A request to the repository or to a pool of workers. Its body is received and ignored.
 
     Attributes:
         carry_out: carries the request out; returns the content of the reply.
         limits: limits on the speed and memory of the transfer.
+        write: returns the reply with the content.
     """
 
     carry_out: Callable[[], Coroutine[Any, Any, Any]]
     limits: Limits
+    write: Callable[[Any], Reply] = lambda content: json_reply(200, content or {})
 
     async def receive(self, chunks: AsyncIterable[bytes], entry: AdmittedRequest) -> bytes | Reply:
         """Return the body, or its refusal."""
@@ -251,7 +260,7 @@ class RepositoryCall(NamedTuple):
     async def reply(self, body: bytes) -> Reply:
         """Return the reply. The change continues if the client disconnects."""
         try:
-            return json_reply(200, await asyncio.shield(asyncio.ensure_future(self.carry_out())) or {})
+            return self.write(await asyncio.shield(asyncio.ensure_future(self.carry_out())))
         except Refusal as refusal:
             return refusal.reply
 

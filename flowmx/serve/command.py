@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import logging
 import ssl
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from flowmx.comm.heap import return_freed_memory
@@ -14,8 +16,9 @@ from flowmx.engine import run as run_coroutine
 from flowmx.observability import dashboard
 from flowmx.serve.access import Access
 from flowmx.serve.aiohttp_app import app, run
-from flowmx.serve.handlers import load_handler
-from flowmx.serve.hooks import Hooks
+from flowmx.serve.folders import create_predictor
+from flowmx.serve.pool import Pool
+from flowmx.serve.pool_member import MemberOptions
 from flowmx.serve.predictor import Predictor
 from flowmx.serve.repository import Repository
 from flowmx.tools import usage
@@ -32,16 +35,21 @@ def main(argv: Sequence[str]) -> int:
     if (options.model is None) == (options.repository is None):
         parser.error("expected a model, or --repository FOLDER")
     if options.handler is not None and options.model is None:
-        parser.error("--handler needs a model; the models of a repository have no handlers")
+        parser.error("--handler needs a model; a model of a repository names its handler in its model.toml")
     if (options.tls_cert is None) != (options.tls_key is None):
         parser.error("expected both of --tls-cert and --tls-key, or neither")
+    _check_workers(parser, options)
+    if options.workers > 1 and options.member is None:
+        status: int = run_coroutine(_serve_pool(options, argv))
+        return status
     return_freed_memory()
     access = Access.from_files(options.token_file, options.admin_token_file)
     tls = _tls(options)
     models = Repository(options.repository) if options.model is None else _predictor(options)
 
     def started(address: str) -> None:
-        _log.info("%s at %s", options.repository or repr(models), address)
+        if options.member is None:
+            _log.info("%s at %s", options.repository or repr(models), address)
 
     if options.dashboard is not None:
         _log.info("the dashboard is at %s", dashboard.start(port=options.dashboard).url)
@@ -50,19 +58,31 @@ def main(argv: Sequence[str]) -> int:
     application = app(models, hosts=names, access=access, origins=options.allow_origin)
 
     async def serve() -> None:
-        await run(application, options.host, options.port, started, tls)
+        await run(application, options.host, options.port, started, tls, options.member)
 
     run_coroutine(serve())
     return 0
 
 
+def _check_workers(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if options.workers < 1:
+        parser.error(f"--workers is {options.workers}, expected at least 1")
+    if options.workers > 1 and options.dashboard:
+        parser.error("--dashboard takes no port with --workers: each worker has a dashboard, on a free port")
+    if options.workers > 1 and sys.platform == "win32":
+        parser.error("--workers needs Linux or macOS: start several services, each on its port")
+
+
+async def _serve_pool(options: argparse.Namespace, argv: Sequence[str]) -> int:
+    scheme = "http" if options.tls_cert is None else "https"
+    return await Pool(options.workers, argv).run(options.host, options.port, scheme)
+
+
 def _predictor(options: argparse.Namespace) -> Predictor:
-    hooks = Hooks() if options.handler is None else load_handler(options.handler)
-    return Predictor(
-        options.model, usage.shapes(options.shape), dtype=options.dtype, epoch=options.epoch,
-        max_batch=options.max_batch, max_latency=options.max_latency / 1000, queue=options.queue,
+    return create_predictor(
+        Path(options.model), options.handler, _image(options), shape=usage.shapes(options.shape), dtype=options.dtype,
+        epoch=options.epoch, max_batch=options.max_batch, max_latency=options.max_latency / 1000, queue=options.queue,
         lengths=options.lengths, finite=options.finite, name=options.name,
-        decode=hooks.decode, encode=hooks.encode, image=_image(options),
     )  # fmt: skip
 
 
@@ -117,11 +137,16 @@ def _parser() -> argparse.ArgumentParser:
         "may be repeated (default: only pages of the service itself)",
     )  # fmt: skip
     parser.add_argument("--port", type=usage.port, default=8080, help="port; 0 picks a free one (default: %(default)s)")
-    parser.add_argument("--max-batch", type=int, default=32, help="maximum batch size (default: %(default)s)")
+    parser.add_argument("--max-batch", type=int, help="maximum batch size (default: 32, or 1 for a handler of MMS)")
     parser.add_argument(
         "--max-latency", type=float, default=2.0,
         help="milliseconds that a row may be delayed for a larger batch if the engine is idle (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--workers", type=int, default=1,
+        help="number of processes, each with its models; one that ends is replaced (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--member", type=MemberOptions.from_text, help=argparse.SUPPRESS)
     parser.add_argument("--queue", type=int, help="maximum number of queued rows (default: twice --max-batch)")
     parser.add_argument(
         "--lengths", type=usage.sizes, default=(), help="lengths that variable axes are padded to, such as 16,32,64"
@@ -129,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--handler", metavar="MODULE[:NAME]",
         help="functions decode(body, content_type), which returns the inputs, and encode(outputs), which returns the "
-        "response; MODULE may be a .py file",
+        "response; or a handler of Multi Model Server (MMS). MODULE may be a .py file",
     )  # fmt: skip
     _add_images(parser)
     parser.add_argument("--finite", action="store_true", help="refuse NaN and infinities")

@@ -1,77 +1,41 @@
-"""The hooks of ``flowmx serve --handler``: a module, or an object in it, with ``decode`` and ``encode``."""
+"""Handlers of ``flowmx serve --handler``: an object with ``decode`` and ``encode``, or a handler of MMS."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
+from flowmx.serve.handler_modules import load_object
 from flowmx.serve.hooks import Hooks, check_hook
+from flowmx.serve.mms import Handler, is_handler
 
 __all__ = ["load_handler"]
 
-_ADVICE = "define decode(body, content_type) or encode(result), or name the object that has them, MODULE:NAME"
 
-
-def load_handler(text: str) -> Hooks:
-    """Load hooks.
+def load_handler(text: str, folder: Path | None = None) -> Hooks | Handler:
+    """Load hooks, or a handler of Multi Model Server.
 
     Args:
         text: ``module`` or ``module:name``; instead of a module, also the path of a ``.py`` file. The module, or the
-            object of that name in it, has the functions ``decode`` and ``encode``, or one of them. A class is called
-            without arguments, and its instance has them as methods.
+            object of that name in it, has the functions ``decode`` and ``encode``, or one of them; or it is a handler.
+            A class is called without arguments, and its instance has them as methods.
+        folder: the folder of the model; modules are found there, too.
 
     Raises:
         ImportError: there is no such module.
-        ValueError: the module has no such name, or the object has neither function.
+        ValueError: the module has no such name, or the object is neither.
         Exception: the module failed.
     """
-    module_name, _, name = text.partition(":")
-    handler: Any = _module(module_name)
-    for part in name.split(".") if name else ():
-        if not hasattr(handler, part):
-            raise ValueError(f"--handler is {text!r}, and {module_name} has no {name!r}")
-        handler = getattr(handler, part)
-    if isinstance(handler, type):
-        handler = handler()
-    decode, encode = getattr(handler, "decode", None), getattr(handler, "encode", None)
-    if decode is None and encode is None:
-        is_of_mms = hasattr(handler, "handle")
-        advice = "call preprocess in decode, and postprocess in encode" if is_of_mms else _ADVICE
-        kind = ": it is one of Multi Model Server" if is_of_mms else ""
-        raise ValueError(f"the handler {text!r} has neither decode nor encode{kind}; {advice} (docs/serving.md)")
+    target = load_object(text, folder)
+    if not hasattr(target, "decode") and not hasattr(target, "encode"):
+        if is_handler(target):
+            return Handler(target, folder)
+        raise ValueError(
+            f"the handler {text!r} has neither decode nor encode, and is no handler of Multi Model Server, which has "
+            "handle(data, context): define decode(body, content_type) or encode(result), or name the object that has "
+            "them, MODULE:NAME (docs/serving.md)"
+        )
+    hooks = target() if isinstance(target, type) else target
+    decode, encode = getattr(hooks, "decode", None), getattr(hooks, "encode", None)
     check_hook("decode", decode, "body, content_type")
     check_hook("encode", encode, "result")
     return Hooks(decode, encode)
-
-
-def _module(name: str) -> ModuleType:
-    """Import a module, from the working directory too, or from a file."""
-    if not name.endswith(".py"):
-        with _importable(Path.cwd()):
-            return importlib.import_module(name)
-    path = Path(name).resolve()
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no handler file {name}")
-    specification = importlib.util.spec_from_file_location(path.stem, path)
-    if specification is None or specification.loader is None:
-        raise ImportError(f"{name} is not a Python file")
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(specification)
-    with _importable(path.parent):
-        specification.loader.exec_module(module)
-    return module
-
-
-@contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    """Import modules of a folder, too."""
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))

@@ -22,9 +22,9 @@ from flowmx.serve.images import IMAGE_TYPES, ImageReader
 from flowmx.serve.large_bodies import text_of
 from flowmx.serve.replies import JSON_TYPE, Refusal, Reply
 
-__all__ = ["Decode", "Encode", "Hooks", "call_hook", "check_hook", "encoded", "is_async"]
+__all__ = ["Decode", "Encode", "Hooks", "call_guarded", "call_hook", "check_hook", "encoded", "is_async", "value_reply"]
 
-Decode = Callable[[Any, str], Any]
+Decode = Callable[[Any, Any], Any]
 """A function of a body (the value of JSON, else bytes) and its content type, which returns a predictor's input."""
 Encode = Callable[[Any], Any]
 """A function of a predictor's result, which returns a JSON-compatible value, bytes, or (bytes, content type)."""
@@ -40,11 +40,13 @@ class Hooks(NamedTuple):
         decode: turns the body of every request into inputs.
         encode: turns outputs into the response.
         image: turns images into inputs.
+        reads_headers: whether ``decode`` gets the headers of the request instead of its content type.
     """
 
     decode: Decode | None = None
     encode: Encode | None = None
     image: ImageReader | None = None
+    reads_headers: bool = False
 
     def decoder(self, media_type: str) -> Decode | None:
         """Return the function that decodes bodies of a media type; None if they are arrays."""
@@ -82,7 +84,7 @@ async def call_hook(name: str, model: str, hook: Callable[..., Any], *arguments:
         Overloaded: the hook awaited another predictor, whose queue is full.
     """
     try:
-        result = await (hook(*arguments) if is_async(hook) else asyncio.to_thread(_guarded, hook, arguments))
+        result = await (hook(*arguments) if is_async(hook) else asyncio.to_thread(call_guarded, hook, arguments))
         return await result if isinstance(result, Awaitable) and not isinstance(result, NDArray) else result
     except (Overloaded, Refusal):
         raise
@@ -95,7 +97,7 @@ async def call_hook(name: str, model: str, hook: Callable[..., Any], *arguments:
         raise Refusal(500, f"the {name} hook of {model} failed: {type(error).__name__}") from error
 
 
-def _guarded(hook: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def call_guarded(hook: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     """Call a hook; exceptions that would end the event loop, or that a future cannot hold, become RuntimeError."""
     try:
         return hook(*arguments)
@@ -116,14 +118,20 @@ async def encoded(model: str, encode: Encode, result: Any) -> Reply:
     """
     value = await call_hook("encode", model, encode, result)
     try:
-        return await submit(contextvars.copy_context().run, _reply, value)
+        return await submit(contextvars.copy_context().run, value_reply, value)
     except (TypeError, ValueError, RecursionError) as error:
         _log.error("the encode hook of %s returned a value that cannot be sent: %s", model, error)
         raise Refusal(500, f"the encode hook of {model} returned a value that cannot be sent") from error
 
 
-def _reply(value: Any) -> Reply:
-    """Return the reply with a value that an encode hook returned."""
+def value_reply(value: Any) -> Reply:
+    """Return the reply with a value that an encode hook returned.
+
+    Raises:
+        TypeError: JSON cannot represent it.
+    """
+    if isinstance(value, Reply):
+        return value
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], (bytes, bytearray, memoryview)):
         body, content_type = value
         if not isinstance(content_type, str) or not content_type.isprintable():

@@ -32,6 +32,12 @@ class Instruments:
         self.queued = metrics.gauge("flowmx_serve_queued_rows", "Rows in the queue.", ["model"])
         self.pending = metrics.gauge("flowmx_serve_requests_under_way", "Requests queued or running.", ["model"])
         self.version = metrics.gauge("flowmx_serve_model_version", "Number of times the model was swapped.", ["model"])
+        self.handler_counts = metrics.counter(
+            "flowmx_serve_handler_total", "Counters that a handler of MMS adds to.", ["model", "name"]
+        )
+        self.handler_values = metrics.gauge(
+            "flowmx_serve_handler_value", "Latest values that a handler of MMS added.", ["model", "name", "unit"]
+        )
 
 
 SHARED = Instruments(Metrics())

@@ -146,7 +146,7 @@ def _tensors(specs: Sequence[Input]) -> dict[str, Any]:
         })
         for spec in specs
     ]  # fmt: skip
-    return {"type": "array", "items": {"anyOf": tensor}}
+    return {"type": "array", "items": {"anyOf": tensor} if tensor else {}}
 
 
 def _object(properties: dict[str, Any]) -> dict[str, Any]:

@@ -6,10 +6,12 @@ import asyncio
 import itertools
 import time
 import weakref
-from collections.abc import Awaitable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from flowmx import forks, settings
 from flowmx.comm.metrics import Metrics
@@ -20,16 +22,23 @@ from flowmx.ndarray import NDArray
 from flowmx.serve import flight_report
 from flowmx.serve import metrics as serve_metrics
 from flowmx.serve.batching import Job, Pace, Queue, sizes_up_to
+from flowmx.serve.budget import Budget
 from flowmx.serve.compiled_model import Model
 from flowmx.serve.errors import InvalidInput, Overloaded, Unavailable
 from flowmx.serve.hooks import Decode, Encode, Hooks, check_hook
 from flowmx.serve.images import ImageReader, ImageTransform
 from flowmx.serve.inputs import Array, Input, Inputs, Rows, Shapes
-from flowmx.serve.model_loading import Source, load
-from flowmx.serve.runner import Runner
+from flowmx.serve.mms import HANDLER_HOOKS, Handler, HandlerModel, Requests
+from flowmx.serve.model_loading import load
+from flowmx.serve.replies import Refusal, Reply
+from flowmx.serve.runner import Computation, Runner
 from flowmx.serve.tracing import tracing
 
 __all__ = ["Predictor"]
+
+_MAX_BATCH = 32
+_HANDLER_QUEUE = 100
+"""Default number of queued requests of a handler, as in Multi Model Server."""
 
 
 class Predictor:
@@ -37,16 +46,18 @@ class Predictor:
 
     Args:
         model: a Gluon block (hybridized here unless it is already), a symbol with ``params``, the prefix of a
-            checkpoint, a folder with one model, or an ONNX file.
+            checkpoint, a folder with one model, an ONNX file, or a :class:`Handler`.
         shape: shape of one row, without the batch axis; for several inputs, a dict by name in the model's order. None
             marks a variable length (see ``lengths``). ONNX files declare their shapes.
         dtype: dtype of the inputs (default float32), or a dict by name.
         params: the parameters of a symbol: arrays by name, or a file.
         epoch: epoch of the checkpoint (default: the latest).
-        max_batch: maximum batch size. Batches of the powers of two up to it are compiled in advance.
+        max_batch: maximum batch size (default: 32, or 1 for a handler). Batches of the powers of two up to it are
+            compiled in advance.
         sizes: the batch sizes to compile, instead of powers of two.
         max_latency: seconds that a row may be delayed for a larger batch while the engine is idle.
-        queue: maximum number of queued rows; more are refused with :class:`Overloaded` (default: twice ``max_batch``).
+        queue: maximum number of queued rows; more are refused with :class:`Overloaded` (default: twice ``max_batch``,
+            or 100 for a handler).
         lengths: the lengths to which variable axes are padded with zeros. Outputs are not cropped.
         finite: whether to refuse NaN and infinities.
         ctx: the device of the model's parameters.
@@ -61,6 +72,8 @@ class Predictor:
             an NDArray of uint8, such as a ``Compose`` of ``gluon.data.vision.transforms``. Or a dict of options:
             ``resize``, the length of the shorter side before the centre is cropped (default: the image is resized to
             the input's size), ``mean`` and ``std`` for values from 0 to 1, and ``max_pixels``.
+        budget: computing time that it shares with other predictors.
+        weight: its part of that time, relative to the weights of the others.
 
     Raises:
         ValueError: the arguments are contradictory, or the inputs are underspecified.
@@ -74,29 +87,32 @@ class Predictor:
 
     def __init__(
         self, model: Any, shape: Shapes | None = None, *, dtype: Any = None, params: Any = None,
-        epoch: int | None = None, max_batch: int = 32, sizes: Sequence[int] | None = None, max_latency: float = 0.002,
-        queue: int | None = None, lengths: Sequence[int] = (), finite: bool = False, ctx: Context | None = None,
+        epoch: int | None = None, max_batch: int | None = None, sizes: Sequence[int] | None = None,
+        max_latency: float = 0.002, queue: int | None = None, lengths: Sequence[int] = (), finite: bool = False,
+        ctx: Context | None = None,
         name: str = "model", metrics: Metrics | None = None, decode: Decode | None = None,
-        encode: Encode | None = None, image: ImageTransform | None = None,
+        encode: Encode | None = None, image: ImageTransform | None = None, budget: Budget | None = None,
+        weight: float = 1.0,
     ) -> None:  # fmt: skip
         check_hook("decode", decode, "body, content_type")
         check_hook("encode", encode, "result")
-        sizes = _sizes(max_batch, sizes)
-        limit = 2 * sizes[-1] if queue is None else queue
+        is_handler = isinstance(model, Handler)
+        if is_handler and (shape, dtype, params, decode, encode, image) != (None,) * 6:
+            raise ValueError("shape, dtype, params, decode, encode and image are for models, and this is a handler")
+        sizes = tuple(range(1, (max_batch or 1) + 1)) if is_handler else _sizes(max_batch, sizes)
+        limit = queue if queue is not None else _HANDLER_QUEUE if is_handler else 2 * sizes[-1]
         if limit < 1 or max_latency < 0:
             raise ValueError(f"queue is {limit} and max_latency {max_latency}, expected at least 1 row and 0 seconds")
         self.name = name
         self._instruments = serve_metrics.SHARED if metrics is None else serve_metrics.Instruments(metrics)
-        self._input_options = {"shape": shape, "dtype": dtype}
-        self._ctx = cpu() if ctx is None else ctx
+        self._options = _ModelOptions(shape, dtype, lengths, limit, finite, cpu() if ctx is None else ctx, sizes[-1])
         self._numbers = itertools.count()
-        source = load(model, shape, dtype, params, epoch)
-        inputs = Inputs(source.inputs, lengths, limit, finite)
-        reader = None if image is None else ImageReader(inputs.specs, image)
-        self.hooks = Hooks(decode, encode, reader)
+        computation = self._load(model, params, epoch)
+        reader = None if image is None else ImageReader(computation.inputs.specs, image)
+        self.hooks = HANDLER_HOOKS if is_handler else Hooks(decode, encode, reader)
         self._runner = Runner(
-            self._model(source, inputs), Queue(limit), Pace(sizes, max_latency), self._instruments, name,
-            settings.get().cpu_worker_nthreads, tracing(),
+            computation, Queue(limit), Pace(sizes, max_latency), self._instruments, name,
+            1 if is_handler else settings.get().cpu_worker_nthreads, tracing(), _turns(budget, weight),
         )  # fmt: skip
         self._swapping = forks.lock()
         weakref.finalize(self, self._runner.stop)
@@ -154,8 +170,15 @@ class Predictor:
         """Count a request whose ``decode`` hook refused the body, or failed."""
         self._count("invalid" if is_invalid else "failed")
 
-    async def predict(self, rows: Rows) -> Any:
+    async def predict(self, rows: Rows, finish: Callable[[Any], Awaitable[Any]] | None = None) -> Any:
         """Predict for rows that :meth:`read` returned.
+
+        Args:
+            rows: the rows.
+            finish: a coroutine function that turns the result into the response. A request counts as answered after it.
+
+        Returns:
+            the result, or the response.
 
         Raises:
             Overloaded: the queue is full.
@@ -172,20 +195,27 @@ class Predictor:
             self._count("refused" if isinstance(error, Overloaded) else "unavailable")
             raise
         runner.begin()
-        return await self._outcome(job, future)
+        return await self._outcome(job, future, finish)
 
-    async def _outcome(self, job: Job, future: asyncio.Future[list[Array]]) -> Any:
+    async def _outcome(
+        self, job: Job, future: asyncio.Future[list[Array]], finish: Callable[[Any], Awaitable[Any]] | None
+    ) -> Any:
         try:
             outputs = await future
+            result = outputs[0] if len(outputs) == 1 else outputs
+            response = result if finish is None else await finish(result)
         except asyncio.CancelledError:
             self._runner.drop(job)
             self._count("cancelled")
             raise
+        except Refusal as refusal:
+            self._count(_result_of(refusal.reply))
+            raise
         except BaseException:
             self._count("failed")
             raise
-        self._count("answered")
-        return outputs[0] if len(outputs) == 1 else outputs
+        self._count(_result_of(response) if isinstance(response, Reply) else "answered")
+        return response
 
     def _count(self, result: str) -> None:
         self._instruments.requests.add(self.name, result)
@@ -250,16 +280,26 @@ class Predictor:
 
     def _swap(self, model: Any, params: Any, epoch: int | None) -> Future[None]:
         with self._swapping:
-            source = load(model, self._input_options["shape"], self._input_options["dtype"], params, epoch)
-            inputs = self._runner.model.inputs
-            if source.inputs != inputs.specs:
-                new, old = (", ".join(f"{s.name} {s}" for s in specs) for specs in (source.inputs, inputs.specs))
-                raise ValueError(f"the new model has the inputs {new}, expected {old}: create another predictor")
-            model = self._model(source, inputs)
-            return self._runner.when_idle(self._runner.swap(model, model.warm(self._runner.pace.sizes)))
+            if isinstance(model, Handler) != self.hooks.reads_headers:
+                raise ValueError("a handler and a model do not replace each other: create another predictor")
+            new = self._load(model, params, epoch)
+            if new.inputs.specs != self.inputs.specs:
+                inputs, expected = (
+                    ", ".join(f"{spec.name} {spec}" for spec in each.specs) for each in (new.inputs, self.inputs)
+                )
+                raise ValueError(
+                    f"the new model has the inputs {inputs}, expected {expected}: create another predictor"
+                )
+            return self._runner.when_idle(self._runner.swap(new, new.warm(self._runner.pace.sizes)))
 
-    def _model(self, source: Source, inputs: Inputs) -> Model:
-        return Model(source, inputs, self._ctx, next(self._numbers))
+    def _load(self, model: Any, params: Any, epoch: int | None) -> Computation:
+        """Load a model, or prepare a handler, which is not warm yet."""
+        options, number = self._options, next(self._numbers)
+        if isinstance(model, Handler):
+            return HandlerModel(model, self.name, options.max_batch, self._instruments, number)
+        source = load(model, options.shape, options.dtype, params, epoch)
+        inputs = Inputs(source.inputs, options.lengths, options.max_rows, options.finite)
+        return Model(source, inputs, options.ctx, number)
 
     def refuse(self) -> None:
         """Refuse further requests; queued ones are answered."""
@@ -289,7 +329,7 @@ class Predictor:
         return self._runner.model.version
 
     @property
-    def inputs(self) -> Inputs:
+    def inputs(self) -> Inputs | Requests:
         """Specifications of the inputs."""
         return self._runner.model.inputs
 
@@ -333,8 +373,20 @@ class Predictor:
         }  # fmt: skip
 
     def __repr__(self) -> str:
-        inputs = ", ".join(f"{spec.name} {spec}" for spec in self.inputs.specs)
+        inputs = ", ".join(f"{spec.name} {spec}" for spec in self.inputs.specs) or "requests"
         return f"<Predictor {self.name!r} of {inputs}, batches of {', '.join(map(str, self._runner.pace.sizes))}>"
+
+
+class _ModelOptions(NamedTuple):
+    """The options of a predictor that apply to each of its models; see :class:`Predictor`."""
+
+    shape: Shapes | None
+    dtype: Any
+    lengths: Sequence[int]
+    max_rows: int
+    finite: bool
+    ctx: Context
+    max_batch: int
 
 
 class _Warm:
@@ -347,7 +399,19 @@ class _Warm:
         return self._predictor._warm().__await__()
 
 
-def _sizes(max_batch: int, sizes: Sequence[int] | None) -> tuple[int, ...]:
+def _turns(budget: Budget | None, weight: float) -> Callable[[], AbstractContextManager[None]]:
+    """Return the function whose context holds a slot of the budget."""
+    share = (budget or Budget()).share(weight)  # check the weight in any case
+    return nullcontext if budget is None else partial(budget.turn, share)
+
+
+def _result_of(reply: Reply) -> str:
+    """Return the result of a request in the metrics."""
+    return "answered" if reply.status < 400 else "invalid" if reply.status < 500 else "failed"
+
+
+def _sizes(max_batch: int | None, sizes: Sequence[int] | None) -> tuple[int, ...]:
+    max_batch = _MAX_BATCH if max_batch is None else max_batch
     result = sizes_up_to(max_batch) if sizes is None else tuple(sorted(set(sizes)))
     if not result or result[0] < 1:
         raise ValueError(f"max_batch is {max_batch} and sizes {sizes}, expected sizes of at least 1 row")

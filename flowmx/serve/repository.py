@@ -8,9 +8,12 @@ import os
 import re
 import tomllib
 from collections import defaultdict
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flowmx.serve.budget import Budget
+from flowmx.serve.folders import create_predictor
 from flowmx.serve.model_registry import ModelRegistry
 from flowmx.serve.predictor import Predictor
 from flowmx.serve.replies import Refusal
@@ -20,7 +23,10 @@ __all__ = ["Repository"]
 _log = logging.getLogger("flowmx.serve")
 _OPTIONS_FILE = "model.toml"
 _NUMBER = re.compile("[0-9]+")
-_OPTION_NAMES = ("shape", "dtype", "epoch", "max_batch", "sizes", "max_latency", "queue", "lengths", "finite")
+_OPTION_NAMES = (
+    "shape", "dtype", "epoch", "max_batch", "sizes", "max_latency", "queue", "lengths", "finite", "handler", "image",
+    "weight",
+)  # fmt: skip
 _VERSIONS = "versions"
 _ONLY_VERSION = "1"
 """The version of a model without version folders."""
@@ -49,20 +55,24 @@ class Repository:
                 resnet.onnx               a model without versions
 
     ``model.toml`` holds arguments of :class:`Predictor` (shape, dtype, epoch, max_batch, sizes, max_latency, queue,
-    lengths, finite; ``"?"`` marks a variable length), and ``versions``, the number of newest versions to serve.
+    lengths, finite, image; ``"?"`` marks a variable length); ``handler``, as ``flowmx serve --handler`` takes it;
+    ``weight``, the model's part of the computing time that all models share; and ``versions``, the number of newest
+    versions to serve.
 
     Args:
         folder: the folder of the models.
+        budget: the computing time that the models share (default: one batch at a time for each worker of the engine).
 
     Raises:
         NotADirectoryError: the folder does not exist.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], budget: Budget | None = None) -> None:
         self.folder = Path(folder)
         if not self.folder.is_dir():
             raise NotADirectoryError(f"{self.folder} is not a folder, expected one with a folder per model")
         self.models = ModelRegistry({})
+        self._budget = Budget() if budget is None else budget
         self.failures: dict[str, str] = {}
         """Reasons of load failures, by model."""
         self._loaded: dict[str, dict[str, _Loaded]] = {}
@@ -86,9 +96,11 @@ class Repository:
                 entries.append({"name": name, "version": "", "state": "UNAVAILABLE", "reason": reason})
         return entries
 
-    async def load_all(self) -> None:
-        """Load every model of the folder; failures are recorded in ``failures``."""
+    async def load_all(self, skip: Collection[str] = ()) -> None:
+        """Load every model of the folder, except some; failures are recorded in ``failures``."""
         for name in self.names():
+            if name in skip:
+                continue
             try:
                 await self.load(name)
             except Refusal:
@@ -111,7 +123,7 @@ class Repository:
                     fingerprint = _fingerprint(folder)
                     loaded = old_versions.get(version)
                     if loaded is None or loaded.fingerprint != fingerprint or name in self.failures:
-                        loaded = await _load_version(f"{name}:{version}", folder, options, fingerprint)
+                        loaded = await self._load_version(f"{name}:{version}", folder, options, fingerprint)
                     new_versions[version] = loaded
             except Exception as error:  # the user's model may raise anything
                 await _drain(set(new_versions.values()) - set(old_versions.values()))
@@ -145,6 +157,18 @@ class Repository:
         for lock in list(self._locks.values()):
             async with lock:
                 pass
+
+    async def _load_version(
+        self, name: str, folder: Path, options: dict[str, Any], fingerprint: _Fingerprint
+    ) -> _Loaded:
+        """Load a version and warm it up."""
+        predictor = await asyncio.to_thread(create_predictor, folder, name=name, budget=self._budget, **options)
+        try:
+            await predictor.ready()
+        except BaseException:
+            await predictor.drain()
+            raise
+        return _Loaded(predictor, fingerprint)
 
     def _check(self, name: str) -> None:
         if name not in self.names():
@@ -198,17 +222,6 @@ def _fingerprint(folder: Path) -> _Fingerprint:
     """Return the names, sizes and modification times of the files that a version is loaded from."""
     files = [(path, path.stat()) for path in [folder.parent / _OPTIONS_FILE, *folder.iterdir()] if path.is_file()]
     return tuple(sorted((path.name, status.st_size, status.st_mtime_ns) for path, status in files))
-
-
-async def _load_version(name: str, folder: Path, options: dict[str, Any], fingerprint: _Fingerprint) -> _Loaded:
-    """Load a version and warm it up."""
-    predictor = await asyncio.to_thread(Predictor, folder, name=name, **options)
-    try:
-        await predictor.ready()
-    except BaseException:
-        await predictor.drain()
-        raise
-    return _Loaded(predictor, fingerprint)
 
 
 async def _drain(versions: set[_Loaded]) -> None:

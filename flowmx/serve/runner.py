@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +24,15 @@ from flowmx.serve.compiled_model import Model
 from flowmx.serve.errors import Overloaded, Unavailable
 from flowmx.serve.inputs import Array
 from flowmx.serve.metrics import Instruments
+from flowmx.serve.mms import HandlerModel
 
 if TYPE_CHECKING:
     from flowmx.serve.spans import Tracing
 
-__all__ = ["Runner"]
+__all__ = ["Computation", "Runner"]
+
+Computation = Model | HandlerModel
+"""The part of a predictor that computes batches."""
 
 
 class Runner:
@@ -42,13 +46,14 @@ class Runner:
         name: name of the predictor.
         workers: number of batches that are computed in parallel.
         tracing: creates the spans of batches, if traces are enabled.
+        turn: returns a context that waits until this predictor may compute a batch.
     """
 
     def __init__(
-        self, model: Model, queue: Queue, pace: Pace, instruments: Instruments, name: str, workers: int,
-        tracing: Tracing | None = None,
+        self, model: Computation, queue: Queue, pace: Pace, instruments: Instruments, name: str, workers: int,
+        tracing: Tracing | None = None, turn: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:  # fmt: skip
-        self.workers, self.tracing = workers, tracing
+        self.workers, self.tracing, self._turn = workers, tracing, turn
         self.model, self.queue, self.pace, self.instruments, self.name = model, queue, pace, instruments, name
         self.warm: Future[None] = Future()
         self.accepting = True
@@ -58,8 +63,8 @@ class Runner:
     def _clear(self) -> None:
         """Reset to no requests and no threads."""
         self.pending = 0
-        self._pending_of: dict[Model, int] = {}
-        self._idle_futures: list[tuple[Model | None, Future[None]]] = []
+        self._pending_of: dict[Computation, int] = {}
+        self._idle_futures: list[tuple[Computation | None, Future[None]]] = []
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] | None = None
 
@@ -135,7 +140,7 @@ class Runner:
                 self.queue.drop(job)
                 self._count(job.key[0], -1)
 
-    def swap(self, model: Model, seconds: dict[int, float]) -> Model:
+    def swap(self, model: Computation, seconds: dict[int, float]) -> Computation:
         """Send further requests to another, warm model; return the previous one."""
         with self._changed:
             previous, self.model = self.model, model
@@ -143,7 +148,7 @@ class Runner:
         self.instruments.version.set(model.version, self.name)
         return previous
 
-    def when_idle(self, model: Model | None = None) -> Future[None]:
+    def when_idle(self, model: Computation | None = None) -> Future[None]:
         """Return a future that completes when no request (of ``model``) is pending."""
         future: Future[None] = Future()
         with self._changed:
@@ -193,31 +198,41 @@ class Runner:
         self._serve(threads)
 
     def _serve(self, threads: list[threading.Thread]) -> None:
-        while (batch := self._next(threads)) is not None:
-            self._compute(*batch)
+        while self._wait(threads):
+            with self._turn():
+                batch = self._take(threads)  # now, because rows have arrived while it waited for its turn
+                if batch is not None:
+                    self._compute(*batch)
 
-    def _next(self, threads: list[threading.Thread]) -> tuple[list[Piece], int] | None:
-        """Wait for the next batch; return its rows and size, or None if these threads have to stop."""
+    def _wait(self, threads: list[threading.Thread]) -> bool:
+        """Wait until a batch is to start; return False if these threads have to stop."""
         with self._changed:
             while self._threads is threads:
                 if not self.queue:
                     self._changed.wait()
                     continue
                 oldest, now = self.queue.oldest(), time.perf_counter()
-                waiting = self.queue.waiting(oldest.key)
-                begin = self.pace.start_time(waiting, oldest.arrival, now)
+                begin = self.pace.start_time(self.queue.waiting(oldest.key), oldest.arrival, now)
                 if begin <= now:
-                    size = self.pace.size(waiting)
-                    pieces = self.queue.take(oldest.key, size)
-                    if self.queue:
-                        self._changed.notify()
-                    return pieces, size
+                    return True
                 self._changed.wait(begin - now)
-        return None
+        return False
+
+    def _take(self, threads: list[threading.Thread]) -> tuple[list[Piece], int] | None:
+        """Return the rows and the size of the next batch; None if other threads have taken all rows, or these stop."""
+        with self._changed:
+            if self._threads is not threads or not self.queue:
+                return None
+            key = self.queue.oldest().key
+            size = self.pace.size(self.queue.waiting(key))
+            pieces = self.queue.take(key, size)
+            if self.queue:
+                self._changed.notify()
+            return pieces, size
 
     def _compute(self, pieces: list[Piece], size: int) -> None:
         start, rows = time.perf_counter(), sum(stop - start for _, start, stop in pieces)
-        model: Model = pieces[0].job.key[0]
+        model: Computation = pieces[0].job.key[0]
         try:
             with self.tracing.batch(self.name, pieces, size) if self.tracing else nullcontext():
                 outputs = model.compute(pieces, size)
@@ -273,7 +288,7 @@ class Runner:
             except RuntimeError:  # the loop is closed, so nothing waits
                 pass
 
-    def _count(self, model: Model, change: int) -> None:
+    def _count(self, model: Computation, change: int) -> None:
         """Change the number of pending requests of a model (locked)."""
         self.pending += change
         self._pending_of[model] = self._pending_of.get(model, 0) + change

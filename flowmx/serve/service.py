@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from flowmx.comm.admission import Budget
 from flowmx.comm.browser_origins import check_origins, is_cross_site
@@ -23,11 +24,11 @@ from flowmx.serve import api_page, open_inference, openapi
 from flowmx.serve.access import Access
 from flowmx.serve.bodies import (
     MAX_TEXT,
+    AskCall,
     Exchange,
     PendingCall,
     PlainExchange,
     PredictCall,
-    RepositoryCall,
     media_type_of,
     unavailable,
     unparsed,
@@ -61,6 +62,25 @@ _MAX_REFUSAL_DELAY = 10.0
 
 ModelSource = Predictors | Repository
 Headers = Mapping[str, str]
+
+
+class PoolMembership(Protocol):
+    """The pool of workers that a service belongs to; see :class:`flowmx.serve.pool_member.Member`."""
+
+    @property
+    def unloaded(self) -> Collection[str]: ...
+
+    @property
+    def status(self) -> Mapping[str, int]: ...
+
+    @property
+    def is_complete(self) -> bool: ...
+
+    async def metrics(self) -> str: ...
+
+    async def load(self, name: str) -> None: ...
+
+    async def unload(self, name: str) -> None: ...
 
 
 class Service:
@@ -99,13 +119,25 @@ class Service:
         self._throttle = Throttle(limits.refusals, _MAX_REFUSAL_DELAY)
         self._loading: asyncio.Future[None] | None = None
         self._tracing = tracing()
+        self._pool: PoolMembership | None = None
+
+    def join(self, pool: PoolMembership) -> None:
+        """Answer for all workers of a pool."""
+        self._pool = pool
 
     def start(self) -> None:
         """Start loading and warming up the models, and return immediately."""
         self.models.start()
         if self._repository is not None:
             self._repository.open()
-            self._loading = asyncio.ensure_future(self._repository.load_all())
+            skip = () if self._pool is None else self._pool.unloaded
+            self._loading = asyncio.ensure_future(self._repository.load_all(skip))
+
+    async def loaded(self) -> None:
+        """Wait until the models are warm, or cannot be loaded."""
+        if self._loading is not None:
+            await self._loading
+        await asyncio.gather(*(predictor.ready() for predictor in self.models.all()), return_exceptions=True)
 
     async def drain(self) -> None:
         """Answer the pending requests, then stop."""
@@ -209,8 +241,7 @@ class Service:
     def _predict(self, headers: Headers, name: str = "") -> PredictCall:
         find = partial(self.models.find, name) if name else self.models.first
         hooks = find().hooks  # report a missing model before a wrong type of body
-        content_type = headers.get("content-type", "")
-        media_type = media_type_of(content_type)
+        media_type = media_type_of(headers.get("content-type", ""))
         if media_type not in FORMATS and hooks.decoder(media_type) is None:
             raise unsupported(media_type)
         body_format = FORMATS.get(media_type) or unparsed(media_type)
@@ -220,10 +251,11 @@ class Service:
         except NotAcceptable as error:
             raise Refusal(406, str(error)) from None
         limit = self.max_text if body_format.is_text else self.max_body
-        return self._call(find, PlainExchange(body_format, answer), headers, limit, content_type)
+        return self._call(find, PlainExchange(body_format, answer), headers, limit, has_hooks=True)
 
     def _infer(self, headers: Headers, name: str, version: str = "") -> PredictCall:
-        self.models.find(name, version)
+        if self.models.find(name, version).hooks.reads_headers:
+            raise Refusal(400, f"{name} is a handler of Multi Model Server: POST its body to /predictions/{name}")
         versions = self.models.versions(name)
         length = headers.get(open_inference.HEADER.lower())
         if length is not None and not (length.isdecimal() and len(length) < _MAX_DIGITS):
@@ -237,10 +269,10 @@ class Service:
 
     def _call(
         self, find: Callable[[], Predictor], exchange: Exchange, headers: Headers, limit: int,
-        content_type: str | None = None,
+        has_hooks: bool = False,
     ) -> PredictCall:  # fmt: skip
         predictor = find()
-        call = PredictCall(predictor, find, exchange, limit, self.limits, content_type)
+        call = PredictCall(predictor, find, exchange, limit, self.limits, headers if has_hooks else None)
         length = headers.get("content-length", "")
         if length.isdecimal():
             call.check_size(int(length))
@@ -266,9 +298,15 @@ class Service:
         versions = list(self.models.versions(name))
         return json_reply(200, open_inference.describe(name, versions, predictor.inputs.specs, predictor.results))
 
-    def _metrics(self, headers: Headers) -> Reply:
+    def metrics(self) -> str:
+        """Return the metrics of the models in this process."""
         registries = {id(predictor.metrics): predictor.metrics for predictor in self.models.all()}
-        return Reply(200, "".join(metrics.text() for metrics in registries.values()).encode(), CONTENT_TYPE)
+        return "".join(metrics.text() for metrics in registries.values())
+
+    def _metrics(self, headers: Headers) -> Reply | PendingCall:
+        if self._pool is not None:
+            return AskCall(self._pool.metrics, self.limits, _metrics_reply)
+        return _metrics_reply(self.metrics())
 
     def _openapi(self, headers: Headers) -> Reply:
         return json_reply(200, openapi.document(ROUTES, self.models))
@@ -289,7 +327,10 @@ class Service:
         if self._repository is not None:
             loading = self._loading is None or not self._loading.done()
             waiting = sorted({*waiting, *self._repository.failures, *(self._repository.names() if loading else [])})
-        return json_reply(503 if waiting else 200, {"ready": not waiting, "waiting_for": waiting})
+        workers = {} if self._pool is None else {"workers": self._pool.status}
+        if self._pool is not None and not self._pool.is_complete:
+            waiting = [*waiting, "workers"]
+        return json_reply(503 if waiting else 200, {"ready": not waiting, "waiting_for": waiting, **workers})
 
     def _model_ready(self, headers: Headers, name: str, version: str = "") -> Reply:
         is_ready = self.models.find(name, version).is_ready
@@ -302,14 +343,26 @@ class Service:
             raise Refusal(400, "this service cannot load or unload models: it was started without a repository")
         return self._repository
 
-    def _index(self, headers: Headers) -> RepositoryCall:
-        return RepositoryCall(self._require_repository().index, self.limits)
+    async def load_here(self, name: str) -> None:
+        """Load a model in this process."""
+        await self._require_repository().load(name)
 
-    def _load(self, headers: Headers, name: str) -> RepositoryCall:
-        return RepositoryCall(partial(self._require_repository().load, name), self.limits)
+    async def unload_here(self, name: str) -> None:
+        """Unload a model from this process."""
+        await self._require_repository().unload(name)
 
-    def _unload(self, headers: Headers, name: str) -> RepositoryCall:
-        return RepositoryCall(partial(self._require_repository().unload, name), self.limits)
+    def _index(self, headers: Headers) -> AskCall:
+        return AskCall(self._require_repository().index, self.limits)
+
+    def _load(self, headers: Headers, name: str) -> AskCall:
+        return AskCall(partial((self._pool or self._require_repository()).load, name), self.limits)
+
+    def _unload(self, headers: Headers, name: str) -> AskCall:
+        return AskCall(partial((self._pool or self._require_repository()).unload, name), self.limits)
+
+
+def _metrics_reply(text: str) -> Reply:
+    return Reply(200, text.encode(), CONTENT_TYPE)
 
 
 @dataclass(frozen=True)
@@ -354,6 +407,9 @@ ROUTES = [
     Route("models", Service._list, "the models: inputs, outputs, batch sizes"),
     Route("models/{name}", Service._describe, "one model"),
     Route("models/{name}/predict", Service._predict, "a prediction of that model", is_post=True),
+    Route("predictions/{name}", Service._predict, "a prediction of that model, as in Multi Model Server", is_post=True),
+    Route("invocations", Service._predict, "a prediction of the first model, as on SageMaker", is_post=True),
+    Route("ping", Service._ready, "200 if all models are warm and accept requests, else 503", access="all"),
     Route("healthz", Service._health, "200 while the process runs", access="all"),
     Route("readyz", Service._ready, "200 if all models are warm and accept requests, else 503", access="all"),
     Route("metrics", Service._metrics, "metrics in Prometheus' text format"),

@@ -1,0 +1,54 @@
+"""Predictors of model folders and files, with the hooks, the handler and the images that the user asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flowmx.errors import AdviceError
+from flowmx.serve.handlers import load_handler
+from flowmx.serve.mms import Handler, manifest_handler
+from flowmx.serve.predictor import Predictor
+
+__all__ = ["create_predictor"]
+
+_OF_MODELS = ("shape", "dtype", "epoch", "sizes", "lengths", "finite", "image")
+"""Options that handlers have no use for."""
+
+
+def create_predictor(
+    path: Path, handler: str | None = None, image: Mapping[str, Any] | bool | None = None, **options: Any
+) -> Predictor:
+    """Return the predictor of a model, or of a handler of Multi Model Server.
+
+    Args:
+        path: the folder or file of the model.
+        handler: a module or file with hooks or a handler; see :func:`load_handler`.
+        image: the options of the image transform; True for none.
+        **options: arguments of :class:`Predictor`.
+
+    Raises:
+        AdviceError: the folder is an archive of Multi Model Server, and its handler was not named; or options of models
+            are given for a handler.
+        Exception: the model or the handler cannot be loaded.
+    """
+    folder = path if path.is_dir() else path.parent
+    image_options = {} if image is True else None if image is False else image
+    hooks = None if handler is None else load_handler(handler, folder)
+    if isinstance(hooks, Handler):
+        extra = [name for name in _OF_MODELS if {**options, "image": image}.get(name)]
+        if extra:
+            raise AdviceError(
+                f"{handler} is a handler of Multi Model Server, which reads bodies and loads its model itself",
+                f"leave out {', '.join(extra)}", "leave out " + ", ".join(f"--{name}" for name in extra),
+            )  # fmt: skip
+        options = {name: value for name, value in options.items() if name not in _OF_MODELS}
+        return Predictor(hooks, **options)
+    if hooks is None and path.is_dir() and (named := manifest_handler(path)):
+        raise AdviceError(
+            f"{path} is a model archive of Multi Model Server, whose code is the handler {named!r}",
+            f"pass handler={named!r} to run it", f"pass --handler {named} to run it",
+        )  # fmt: skip
+    decode, encode = (None, None) if hooks is None else (hooks.decode, hooks.encode)
+    return Predictor(path, decode=decode, encode=encode, image=image_options, **options)
