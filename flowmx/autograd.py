@@ -292,7 +292,7 @@ def _differentiable_once(
         )
 
     sources = [*(inputs[at] for at in range(len(inputs))), *heads]
-    outputs = [None if gradient is None else cast("NDArray", gradient.without_history()) for gradient in gradients]
+    outputs = [None if gradient is None else gradient.without_history() for gradient in gradients]
     recorded_outputs = [output for output in outputs if output is not None]
     record_call(f"{name}.backward", refuse, sources, recorded_outputs, len(recorded_outputs))
     return outputs

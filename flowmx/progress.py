@@ -17,13 +17,16 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sized
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, Generic, TextIO, TypeAlias, TypeVar
 
 from flowmx.late_binding import late
 
 __all__ = ["Bar", "Line", "Track", "is_live", "track"]
+
+Item = TypeVar("Item")
+Items: TypeAlias = Iterable[Item] | AsyncIterable[Item]
 
 _REDRAW_INTERVAL, _LINE_INTERVAL = 0.1, 10.0
 """Minimum seconds between updates on a terminal, and between lines elsewhere."""
@@ -279,17 +282,18 @@ class Bar:
         self._stream.flush()
 
 
-class Track(Bar):
+class Track(Bar, Generic[Item]):
     """A progress bar over the items of a loop; see :func:`track`."""
 
     def __init__(
-        self, items: Any, what: str = "", total: int | None = None, unit: str = "batches", stream: TextIO | None = None
-    ) -> None:
+        self, items: Items[Item], what: str = "", total: int | None = None, unit: str = "batches",
+        stream: TextIO | None = None,
+    ) -> None:  # fmt: skip
         if not hasattr(items, "__iter__") and not hasattr(items, "__aiter__"):
             raise TypeError(
                 f"track: items is {type(items).__name__}, expected something to loop over, such as a loader"
             )
-        if total is None and hasattr(items, "__len__"):
+        if total is None and isinstance(items, Sized):
             total = len(items)
         super().__init__(total, what, stream, unit)
         self._items = items
@@ -299,14 +303,14 @@ class Track(Bar):
         self._values = {}
         self._started = self._drawn = time.monotonic()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Item]:
         self._restart()
         with self:
             for item in self._items:
                 yield item
                 self.step()
 
-    async def __aiter__(self) -> AsyncIterator[Any]:
+    async def __aiter__(self) -> AsyncIterator[Item]:
         self._restart()
         async with self:
             if hasattr(self._items, "__aiter__"):
@@ -320,8 +324,8 @@ class Track(Bar):
 
 
 def track(
-    items: Any, what: str = "", total: int | None = None, unit: str = "batches", stream: TextIO | None = None
-) -> Track:
+    items: Items[Item], what: str = "", total: int | None = None, unit: str = "batches", stream: TextIO | None = None
+) -> Track[Item]:
     """Return a progress bar over the items of a loop, ``for`` or ``async for``. Each loop over it starts again.
 
     Args:

@@ -7,7 +7,7 @@ import inspect
 import json
 import warnings
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from flowmx.errors import ArgumentError
 from flowmx.suggestions import did_you_mean
@@ -154,7 +154,7 @@ class RecordsArguments:
 
     init_arguments: dict[str, Any]
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         self = super().__new__(cls)
         self.init_arguments = _named_arguments(cls, args, kwargs)
         return self

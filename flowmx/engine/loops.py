@@ -97,6 +97,14 @@ def in_plain_code() -> bool:
     return False
 
 
+@overload
+def run(coroutine: Coroutine[Any, Any, T]) -> T: ...
+
+
+@overload
+def run(coroutine: T) -> T: ...
+
+
 def run(coroutine: Any) -> Any:
     """Run a coroutine from plain code until it ends, on uvloop if it is installed; return its result.
 

@@ -92,7 +92,7 @@ class SparseExecutor(UnplannedExecutor):
 
     def _variable(self, node: Node) -> NDArray:
         """Return a separate handle on the array of a variable, whose gradient goes to the user's buffer."""
-        handle = cast("NDArray", self._arrays[node].without_history())
+        handle = self._arrays[node].without_history()
         if node in self._grad_nodes:
             handle.history = Leaf(self._gradient(node), self._requests[node.name])
         return handle

@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 
 from flowmx import ndarray as nd
 from flowmx.engine import layer_scope, origin
@@ -28,6 +28,14 @@ __all__ = ["Block"]
 B = TypeVar("B", bound="Block")
 A = TypeVar("A", bound="nd.NDArray | Symbol")
 """The type of a layer's input and output: an array or a symbol."""
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class HasForward(Protocol[P, R_co]):
+    """A block, seen by type checkers: a call takes and returns what ``forward`` does."""
+
+    def forward(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
 
 _INIT_ATTRIBUTES = {"_children", "_forward_hooks", "_forward_pre_hooks", "_params", "_prefix", "_reg_params", "_scope"}
@@ -83,7 +91,11 @@ class Block:
         """Iterate over the names and blocks that ``repr`` shows."""
         return ((key, value) for key, value in self.__dict__.items() if isinstance(value, Block))
 
-    if not TYPE_CHECKING:
+    if TYPE_CHECKING:  # net[0].weight
+
+        def __getattr__(self, name: str) -> Parameter: ...
+
+    else:
 
         def __getattr__(self, name: str) -> Any:
             """Raise an AttributeError; point out a missing ``super().__init__()`` in a subclass."""
@@ -231,7 +243,13 @@ class Block:
 
     # -- calling ---------------------------------------------------------------------------------------
 
-    def __call__(self, *args: Any) -> Any:
+    @overload
+    def __call__(self: HasForward[P, R_co], *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    @overload
+    def __call__(self, *args: Any) -> Any: ...
+
+    def __call__(self, *args: Any) -> Any:  # type: ignore[misc]  # keywords are refused
         """Call :meth:`forward`, with the hooks before and after it. An error gets a note with the name of the block."""
         try:
             if self._forward_pre_hooks:

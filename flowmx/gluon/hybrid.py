@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from flowmx.cached_op import CachedOp
 from flowmx.cached_op.operator_hooks import OpHook, observed
 from flowmx.devices import Context, current_context
 from flowmx.errors import ArgumentKindError
-from flowmx.gluon.base_block import A, Block
+from flowmx.gluon.base_block import A, Block, R_co
 from flowmx.gluon.parameter import DeferredInitializationError, Parameter, _is_known
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.graph import collector
@@ -66,6 +66,13 @@ class Compiled(NamedTuple):
     traced: Traced
     op: CachedOp
     sources: list[int | Parameter]
+
+
+class HasHybridForward(Protocol[R_co]):
+    """A hybrid block, seen by type checkers: ``forward`` returns what ``hybrid_forward`` does."""
+
+    @property
+    def hybrid_forward(self) -> Callable[..., R_co]: ...
 
 
 class HybridBlock(Block):
@@ -198,6 +205,12 @@ class HybridBlock(Block):
             self._build_cache(x, *args)
 
     # -- calling ---------------------------------------------------------------------------------------
+
+    @overload
+    def forward(self: HasHybridForward[R_co], *args: Any, **kwargs: Any) -> R_co: ...
+
+    @overload
+    def forward(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def forward(self, x: Any, *args: Any) -> Any:
         """Compute with arrays, or compose symbols, with :meth:`hybrid_forward`.

@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 from flowmx import ndarray as nd
 from flowmx.devices import Context
@@ -62,7 +62,15 @@ def split_and_load(
     return [part.as_in_context(ctx) for part, ctx in zip(slices, ctx_list, strict=True)]
 
 
-def clip_global_norm(arrays: Sequence[NDArray], max_norm: float, check_isfinite: bool = True) -> Any:
+@overload
+def clip_global_norm(arrays: Sequence[NDArray], max_norm: float, check_isfinite: Literal[True] = True) -> float: ...
+
+
+@overload
+def clip_global_norm(arrays: Sequence[NDArray], max_norm: float, check_isfinite: bool) -> float | NDArray: ...
+
+
+def clip_global_norm(arrays: Sequence[NDArray], max_norm: float, check_isfinite: bool = True) -> float | NDArray:
     """Scale arrays in place, so that their joint 2-norm is at most ``max_norm``.
 
     Args:

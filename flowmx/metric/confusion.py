@@ -100,10 +100,10 @@ class CountingMetric(NamedMetric):
         """Return the metric's value, or a list of values, for a matrix of counts."""
         raise NotImplementedError
 
-    def get(self) -> tuple[Any, Any]:
+    def get(self) -> tuple[str, float]:
         return self._named(self._matrix)
 
-    def get_global(self) -> tuple[Any, Any]:
+    def get_global(self) -> tuple[str, float]:
         return self._named(self._global_matrix)
 
     def _named(self, matrix: Host) -> tuple[Any, Any]:

@@ -138,11 +138,11 @@ class EvalMetric:
         self.num_inst: float = 0
         self.sum_metric: float = 0.0
 
-    def get(self) -> tuple[Any, Any]:
+    def get(self) -> tuple[str, float]:
         """Return name and value of the local mean (NaN without samples); lists of them for composite metrics."""
         return self.name, self.value(self.sum_metric, self.num_inst)
 
-    def get_global(self) -> tuple[Any, Any]:
+    def get_global(self) -> tuple[str, float]:
         """Return name and value of the mean since :meth:`reset`."""
         if not self._has_global_stats:
             return self.get()
@@ -318,10 +318,10 @@ class CompositeEvalMetric(EvalMetric):
         for metric in self.metrics:
             metric.reset_local()
 
-    def get(self) -> tuple[list[str], list[float]]:
+    def get(self) -> tuple[list[str], list[float]]:  # type: ignore[override]
         return self._flatten([metric.get() for metric in self.metrics])
 
-    def get_global(self) -> tuple[list[str], list[float]]:
+    def get_global(self) -> tuple[list[str], list[float]]:  # type: ignore[override]
         return self._flatten([metric.get_global() for metric in self.metrics])
 
     def _flatten(self, parts: list[tuple[Any, Any]]) -> tuple[list[str], list[float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
@@ -117,22 +117,22 @@ class Arithmetic(BaseArray):
     __le__ = _binary("broadcast_lesser_equal", "_lesser_equal_scalar")
     __hash__ = object.__hash__
 
-    def __neg__(self) -> NDArray:
+    def __neg__(self) -> Self:
         return self._call("negative")
 
-    def __pos__(self) -> NDArray:
-        return cast("NDArray", self)
+    def __pos__(self) -> Self:
+        return self
 
-    def __abs__(self) -> NDArray:
+    def __abs__(self) -> Self:
         return self._call("abs")
 
-    def __invert__(self) -> NDArray:
+    def __invert__(self) -> Self:
         return self._call("logical_not")
 
-    def __matmul__(self, other: NDArray) -> NDArray:
+    def __matmul__(self, other: NDArray) -> Self:
         if not isinstance(other, BaseArray):
             raise TypeError(f"{type(self).__name__} @ {type(other).__name__}: expected an NDArray on the right side")
         return self._call("dot" if len(self.dims) <= 2 else "batch_dot", other)
 
-    def _call(self, name: str, *others: BaseArray, **parameters: Any) -> NDArray:
-        return cast("NDArray", invoke(lookup(name).create(**parameters), [self, *others], depth=3))
+    def _call(self, name: str, *others: BaseArray, **parameters: Any) -> Self:
+        return cast("Self", invoke(lookup(name).create(**parameters), [self, *others], depth=3))

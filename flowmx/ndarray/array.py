@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
 
 import numpy as np
 
@@ -26,6 +26,10 @@ from flowmx.ops.registry.dtypes import DType, as_dtype
 from flowmx.ops.registry.operators import Shape
 from flowmx.ops.sparse.shapes import SparseShape
 
+if TYPE_CHECKING:
+    from flowmx.numpy.arrays import ndarray as np_ndarray
+
+N = TypeVar("N", bound="NDArray")
 Scalar = float | int | bool | np.generic
 
 _scalar_types = (float, int, bool, np.generic)
@@ -57,9 +61,10 @@ class NDArray(Methods, Arithmetic):
     # -- properties ------------------------------------------------------------------------------------
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> type[np.generic]:
         """The element type, as NumPy's type object."""
-        return self.element_type.type
+        kind: type[np.generic] = self.element_type.type
+        return kind
 
     @property
     def size(self) -> int:
@@ -92,10 +97,10 @@ class NDArray(Methods, Arithmetic):
         return self._call("transpose")
 
     @property
-    def grad(self) -> Any:
-        """The gradient buffer (an NDArray) that :meth:`attach_grad` created, or None."""
+    def grad(self) -> NDArray | None:
+        """The gradient buffer that :meth:`attach_grad` created, or None."""
         leaf = views.variable_of(self)
-        return None if leaf is None else leaf.grad
+        return None if leaf is None else cast("NDArray | None", leaf.grad)
 
     def __len__(self) -> int:
         if not self.dims:
@@ -133,7 +138,7 @@ class NDArray(Methods, Arithmetic):
         host: np.ndarray[Any, Any] = self._host()
         return host if self.storage.device.reads_are_copies else np.array(host)
 
-    def asscalar(self) -> Any:
+    def asscalar(self) -> float:
         """Return the only element as a NumPy scalar; block until it is computed.
 
         Raises:
@@ -141,11 +146,13 @@ class NDArray(Methods, Arithmetic):
         """
         if self.size != 1:
             raise ValueError(f"asscalar: the array has shape {self.dims}, expected exactly one element")
-        return self.asnumpy().reshape(())[()]
+        element: float = self.asnumpy().reshape(-1)[0]
+        return element
 
-    def item(self) -> Any:
+    def item(self) -> float:
         """Return the only element as a Python number."""
-        return self.asscalar().item()
+        number: float = self.asnumpy().item()
+        return number
 
     def tolist(self) -> Any:
         """Return the content as nested lists."""
@@ -236,6 +243,12 @@ class NDArray(Methods, Arithmetic):
 
     # -- moving and converting -------------------------------------------------------------------------
 
+    @overload
+    def copyto(self, other: Context) -> Self: ...
+
+    @overload
+    def copyto(self, other: N) -> N: ...
+
     def copyto(self, other: NDArray | Context) -> NDArray:
         """Copy the content into an array, or into a new array on a context; return the copy.
 
@@ -258,17 +271,17 @@ class NDArray(Methods, Arithmetic):
         copy_into(self, other)
         return other
 
-    def copy(self) -> NDArray:
+    def copy(self) -> Self:
         """Return a copy on the same device."""
         return self._call("_copy")
 
-    def as_in_context(self, context: Context) -> NDArray:
+    def as_in_context(self, context: Context) -> Self:
         """Return this array if it is on ``context``, else a copy there."""
         if self.context is context:
             return self
         return self.copyto(context)
 
-    def as_in_ctx(self, ctx: Context) -> NDArray:
+    def as_in_ctx(self, ctx: Context) -> Self:
         """The newer name of :meth:`as_in_context`."""
         return self.as_in_context(ctx)
 
@@ -279,9 +292,10 @@ class NDArray(Methods, Arithmetic):
             return self
         return self._call("Cast", dtype=target_dtype)
 
-    def as_np_ndarray(self) -> Any:
+    def as_np_ndarray(self) -> np_ndarray:
         """Return an ``mx.np`` array that shares this memory."""
-        return late("numpy.arrays").as_ndarray(self)
+        array: np_ndarray = late("numpy.arrays").as_ndarray(self)
+        return array
 
     def as_nd_ndarray(self) -> NDArray:
         """Return this array (for MXNet's scripts)."""
@@ -317,9 +331,9 @@ class NDArray(Methods, Arithmetic):
             grad = zeros_of(stype or self.stype, self.shape, self.context, self.element_type)
         views.mark(self, None if grad is None else Leaf(grad, grad_req))
 
-    def detach(self) -> NDArray:
+    def detach(self) -> Self:
         """Return an array that shares the memory but has no history, so that no gradient flows through it."""
-        return cast("NDArray", views.detach(self))
+        return views.detach(self)
 
     def backward(self, out_grad: NDArray | None = None, retain_graph: bool = False, train_mode: bool = True) -> None:
         """Compute the gradients of this array with respect to the marked variables."""

@@ -407,7 +407,7 @@ class Walk:
     def _depend_on_variables(self, gradient: NDArray) -> NDArray:
         """Record a gradient as a function of all variables, even if it does not depend on some."""
         variables = TapeNode("gradient", None, list(self.leaves), (), (), 1, self._origin)
-        result = cast("NDArray", gradient.without_history())
+        result = gradient.without_history()
         rules = _dependence_rules.setdefault((gradient.dims, gradient.element_type), {})
         entries = [gradient.tape_entry, variables]
         node = TapeNode("gradient", _pass_first, entries, [gradient, gradient], [result], 1, self._origin, rules)

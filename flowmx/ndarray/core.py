@@ -13,7 +13,7 @@ import math
 import sys
 import zlib
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -36,6 +36,8 @@ from flowmx.ops.registry.dtypes import DType, name_of
 from flowmx.ops.registry.operators import LIGHT_BYTES, Operator, Shape, lookup
 from flowmx.ops.registry.spec import Spec
 from flowmx.ops.sparse.shapes import SparseShape
+
+B = TypeVar("B", bound="BaseArray")
 
 if TYPE_CHECKING:
     from flowmx.ndarray.views import History
@@ -132,7 +134,7 @@ class BaseArray(KnownAttributes):
         history = self.history
         return history if history is None or type(history) in ENTRIES else history.read(self)  # type: ignore[union-attr,return-value]
 
-    def without_history(self) -> BaseArray:
+    def without_history(self) -> Self:
         """Return another handle on the same memory, without history."""
         self.storage.shared = True
         other = new_handle(self.__class__)
@@ -161,7 +163,7 @@ class BaseArray(KnownAttributes):
 
     # -- waiting ---------------------------------------------------------------------------------------
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, Self]:
         storage = self.storage
         writer = storage.writer
         if writer is not None:
@@ -189,7 +191,13 @@ class BaseArray(KnownAttributes):
             self.storage.marks.finish_reads()
 
 
-new_handle: Callable[[type[BaseArray]], BaseArray] = object.__new__
+if TYPE_CHECKING:
+
+    def new_handle(cls: type[B], /) -> B:
+        """Return a handle without a constructor call."""
+
+else:
+    new_handle = object.__new__
 
 
 def allocate(

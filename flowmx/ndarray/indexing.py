@@ -12,7 +12,7 @@ from flowmx import devices
 from flowmx.engine.runtime import engine
 from flowmx.errors import ShapeError
 from flowmx.ndarray import core, recorded_writes
-from flowmx.ndarray.core import BaseArray, invoke
+from flowmx.ndarray.core import B, BaseArray, invoke
 from flowmx.ndarray.recording import state
 from flowmx.ndarray.views import (
     are_contiguous,
@@ -49,17 +49,17 @@ def get(array: BaseArray, key: Any) -> BaseArray:
     return _part(array, offset, shape, strides)
 
 
-def _part(array: BaseArray, offset: int, shape: Shape, strides: Shape) -> BaseArray:
+def _part(array: B, offset: int, shape: Shape, strides: Shape) -> B:
     """Copy a strided part of an array's memory."""
     itemsize = array.element_type.itemsize
     if array.strided_view is not None:
         if not is_contiguous(array):  # the strides are those of the whole memory, not of the view
-            copy: BaseArray = invoke(lookup("_copy").create(), [make_view(array, offset, shape, strides)], depth=4)
+            copy: B = invoke(lookup("_copy").create(), [make_view(array, offset, shape, strides)], depth=4)
             return copy
         offset -= array.strided_view[0]
     steps = tuple([each // itemsize for each in strides])
     op = lookup("_part").create(whole=array.dims, shape=shape, offset=offset // itemsize, strides=steps)
-    part: BaseArray = invoke(op, [array], depth=4)
+    part: B = invoke(op, [array], depth=4)
     return part
 
 
@@ -261,11 +261,11 @@ def _gathered_shape(shape: Shape, template: str, index_shapes: list[Shape]) -> S
     return selected
 
 
-def _gather(array: BaseArray, parts: tuple[Any, ...]) -> BaseArray:
+def _gather(array: B, parts: tuple[Any, ...]) -> B:
     template, indexes = _template(array, parts)
     shape = _gathered_shape(array.dims, template, [each.dims for each in indexes])
     op = lookup("_advanced_index").create(num_args=1 + len(indexes), key=template, shape=shape)
-    result: BaseArray = invoke(op, [array, *indexes], depth=4)
+    result: B = invoke(op, [array, *indexes], depth=4)
     return result
 
 

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from flowmx.engine import Origin, describe
 from flowmx.errors import AutogradError
-from flowmx.ndarray.core import BaseArray, invoke
+from flowmx.ndarray.core import B, BaseArray, invoke
 from flowmx.ndarray.recording import Leaf, TapeEntry, TapeNode, state
 from flowmx.ops.registry.operators import Shape, lookup
 
@@ -33,7 +33,7 @@ def contiguous_strides(shape: Shape, itemsize: int) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def make_view(array: BaseArray, offset: int, shape: Shape, strides: tuple[int, ...]) -> BaseArray:
+def make_view(array: B, offset: int, shape: Shape, strides: tuple[int, ...]) -> B:
     """Create another handle on an array's memory, with the array's history."""
     view = placed(array, offset, shape, strides)
     history = _history_of_views(array)
@@ -68,7 +68,7 @@ def reshaped(array: BaseArray, shape: Shape) -> BaseArray:
     return make_view(array, offset, shape, contiguous_strides(shape, array.element_type.itemsize))
 
 
-def placed(array: BaseArray, offset: int, shape: Shape, strides: tuple[int, ...]) -> BaseArray:
+def placed(array: B, offset: int, shape: Shape, strides: tuple[int, ...]) -> B:
     """Create another handle on an array's memory, without history."""
     handle = array.without_history()
     handle.dims = shape
@@ -101,7 +101,7 @@ def share(array: BaseArray) -> History:
     return history
 
 
-def detach(array: BaseArray) -> BaseArray:
+def detach(array: B) -> B:
     """Create another handle on an array's memory, with an empty history."""
     handle = array.without_history()
     separate(handle, array).is_detached = True

@@ -18,26 +18,30 @@ from flowmx.late_binding import late
 from flowmx.ndarray import core, indexing, views
 from flowmx.ndarray.arithmetic import Numbers
 from flowmx.ndarray.array import NDArray
-from flowmx.ndarray.core import BaseArray
+from flowmx.ndarray.core import B, BaseArray
 from flowmx.ndarray.creation import on_context
 from flowmx.ndarray.fast_calls import FastCall
-from flowmx.numpy import calls, conversion, table, view_semantics
+from flowmx.numpy import calls, conversion, shaping, table, view_semantics
 from flowmx.numpy.calls import both_modes, call, registered_or_call
 from flowmx.numpy.conversion import parse_dtype
 from flowmx.numpy.forms import Slot, encode
+from flowmx.numpy.methods import Methods
 from flowmx.numpy.operator import NumPyCall
-from flowmx.numpy.shaping import argsort as _argsort
-from flowmx.numpy.shaping import reshape as _reshape
-from flowmx.numpy.shaping import sort as _sort
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.operators import lookup
 from flowmx.semantics import default_float, semantics
 
 __all__ = ["as_ndarray", "ndarray"]
 
-_transpose, _swapaxes, _real, _imag, _squeeze, _expand_dims, _clip, _matmul = map(
+_call_one: Callable[..., ndarray] = call
+_write_into: Callable[..., ndarray] = calls.write_into
+_argsort: Callable[..., ndarray] = shaping.argsort
+_reshape: Callable[..., ndarray] = shaping.reshape
+_sort: Callable[..., ndarray] = shaping.sort
+_one_array: Iterator[Callable[[tuple[Any, ...], dict[str, Any]], ndarray]] = map(
     calls.Calls, ("transpose", "swapaxes", "real", "imag", "squeeze", "expand_dims", "clip", "matmul")
 )
+_transpose, _swapaxes, _real, _imag, _squeeze, _expand_dims, _clip, _matmul = _one_array
 _transpose_all = [
     NumPyCall.create(num_args=1, function="transpose", form=encode([Slot(0)], {}), wide=wide) for wide in (False, True)
 ]
@@ -45,7 +49,7 @@ _FLOAT32 = re.compile(r",\s+dtype=float32")
 _PLAIN = (int, np.integer, slice, type(None), type(Ellipsis))
 
 
-def _binary(function: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
+def _binary(function: str, swapped: bool = False) -> Callable[[Any, Any], ndarray]:
     """Create an arithmetic method from the registry's operator if it is equivalent, else from NumPy's function."""
     floats = registered_or_call(function)
     others = both_modes(function)
@@ -78,7 +82,7 @@ def _binary(function: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
 _OPERANDS = (int, float, complex, np.generic, np.ndarray, list, tuple, BaseArray)
 
 
-def _in_place_by_copy(function: str) -> Callable[[Any, Any], Any]:
+def _in_place_by_copy(function: str) -> Callable[[Any, Any], ndarray]:
     def method(self: Any, other: Any) -> Any:
         if not isinstance(other, _OPERANDS):
             return NotImplemented
@@ -88,7 +92,7 @@ def _in_place_by_copy(function: str) -> Callable[[Any, Any], Any]:
     return method
 
 
-def _in_place(function: str) -> Callable[[Any, Any], Any]:
+def _in_place(function: str) -> Callable[[Any, Any], ndarray]:
     """Create the method of an in-place operator."""
     registered = table.REGISTERED.get(function)
     if registered is None:
@@ -110,7 +114,7 @@ def _in_place(function: str) -> Callable[[Any, Any], Any]:
     return method
 
 
-def _unary(function: str) -> Callable[[Any], Any]:
+def _unary(function: str) -> Callable[[Any], ndarray]:
     floats, run = registered_or_call(function), calls.Calls(function)
     float32, general = FLOAT32, conversion.FLOATS
 
@@ -121,7 +125,7 @@ def _unary(function: str) -> Callable[[Any], Any]:
     return method
 
 
-class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
+class ndarray(Methods, NDArray):  # type: ignore[misc]  # noqa: N801  # NumPy's and MXNet's name; NumPy's signatures
     """An array with NumPy's semantics, computed asynchronously by the engine.
 
     Functions such as :func:`flowmx.np.array` create it. :meth:`as_nd_ndarray` returns the memory as an ``mx.nd`` array.
@@ -151,7 +155,7 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
     __imod__, __ipow__ = _in_place("remainder"), _in_place("power")
     __iand__, __ior__, __ixor__ = _in_place("bitwise_and"), _in_place("bitwise_or"), _in_place("bitwise_xor")
     __ilshift__, __irshift__ = _in_place("left_shift"), _in_place("right_shift")
-    __eq__, __ne__ = _binary("equal"), _binary("not_equal")
+    __eq__, __ne__ = _binary("equal"), _binary("not_equal")  # type: ignore[assignment]
     __lt__, __le__ = _binary("less"), _binary("less_equal")
     __gt__, __ge__ = _binary("greater"), _binary("greater_equal")
     __hash__ = object.__hash__
@@ -159,53 +163,54 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
     __invert__ = _unary("invert")
     __ceil__, __floor__, __trunc__ = _unary("ceil"), _unary("floor"), _unary("trunc")
 
-    def __round__(self, digits: int = 0) -> Any:
-        return call("round", (self, digits), {})
+    def __round__(self, digits: int = 0) -> ndarray:
+        return _call_one("round", (self, digits), {})
 
-    def __divmod__(self, other: Any) -> Any:
-        return call("divmod", (self, other), {})
+    def __divmod__(self, other: Any) -> tuple[ndarray, ndarray]:
+        quotient, remainder = call("divmod", (self, other), {})
+        return quotient, remainder
 
-    def __matmul__(self, other: Any) -> Any:
+    def __matmul__(self, other: Any) -> ndarray:
         return _matmul((self, other), {})
 
-    def __rmatmul__(self, other: Any) -> Any:
-        return call("matmul", (other, self), {})
+    def __rmatmul__(self, other: Any) -> ndarray:
+        return _call_one("matmul", (other, self), {})
 
-    def __imatmul__(self, other: Any) -> Any:
+    def __imatmul__(self, other: Any) -> ndarray:
         view_semantics.warn_lost_in_place(self)
-        return calls.write_into("matmul", call("matmul", (self, other), {}), self, None)
+        return _write_into("matmul", call("matmul", (self, other), {}), self, None)
 
     # -- attributes ------------------------------------------------------------------------------------
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype[np.generic]:  # type: ignore[override]
         """The element type, as NumPy's dtype object."""
         return self.element_type
 
     @property
-    def T(self) -> Any:  # noqa: N802
+    def T(self) -> ndarray:  # noqa: N802
         """The array with its axes reversed."""
         mode = semantics.get()
         if mode.views:
             return _transpose((self,), {})
-        array = core.invoke(_transpose_all[mode.dtype], (self,), None, None, 3)
+        array: ndarray = core.invoke(_transpose_all[mode.dtype], (self,), None, None, 3)
         array.storage.copied_from = view_semantics.origin_of(self.storage)
         return array
 
     @property
-    def mT(self) -> Any:  # noqa: N802
+    def mT(self) -> ndarray:  # noqa: N802
         """The array with its last two axes swapped."""
         if self.ndim < 2:
             raise ValueError(f"mT swaps the last two axes, but the array has shape {self.shape}")
         return _swapaxes((self, -1, -2), {})
 
     @property
-    def real(self) -> Any:
+    def real(self) -> ndarray:
         """The real parts."""
         return self if self.element_type.kind != "c" else _real((self,), {})
 
     @property
-    def imag(self) -> Any:
+    def imag(self) -> ndarray:
         """The imaginary parts."""
         return _imag((self,), {})
 
@@ -220,7 +225,7 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
         return self.size * self.element_type.itemsize
 
     @property
-    def flat(self) -> Iterator[Any]:
+    def flat(self) -> Iterator[ndarray]:
         """An iterator over the elements, as 0-d arrays."""
         return iter(self.reshape(-1))
 
@@ -229,7 +234,7 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
         """The device of the array (the array API standard's name of :attr:`context`)."""
         return self.context
 
-    def to_device(self, device: Any, /, *, stream: Any = None) -> Any:
+    def to_device(self, device: Any, /, *, stream: Any = None) -> ndarray:
         """Return the array on a device: itself or a copy (the array API standard's name of :meth:`as_in_ctx`)."""
         if stream is not None:
             raise ValueError("to_device: the engine orders copies, so stream must be None")
@@ -258,9 +263,10 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
 
     # -- reading ---------------------------------------------------------------------------------------
 
-    def item(self, *args: Any) -> Any:
+    def item(self, *args: int) -> float:
         """Return an element as a Python number: the one at an index, or the only one."""
-        return self.asnumpy().item(*args)
+        number: float = self.asnumpy().item(*args)
+        return number
 
     def __bool__(self) -> bool:
         if self.size != 1:
@@ -286,7 +292,7 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
     def __contains__(self, value: Any) -> bool:
         return bool(call("any", (call("equal", (self, value), {}),), {}))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[ndarray]:
         if not self.dims:
             raise TypeError("iteration over a 0-d array")
         return (self[index] for index in range(self.dims[0]))
@@ -347,17 +353,17 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
 
     # -- conversions -----------------------------------------------------------------------------------
 
-    def as_np_ndarray(self) -> Any:
+    def as_np_ndarray(self) -> ndarray:
         """Return this array."""
         return self
 
     def as_nd_ndarray(self) -> NDArray:
         """Return the same memory as an array of ``mx.nd``."""
-        return cast("NDArray", _as_class(self, NDArray))
+        return _as_class(self, NDArray)
 
     def astype(  # type: ignore[override]
         self, dtype: Any, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True
-    ) -> Any:
+    ) -> ndarray:
         """Cast the elements to another dtype."""
         target = parse_dtype(dtype) or default_float()
         if casting != "unsafe" and not np.can_cast(self.element_type, target, cast("Any", casting)):
@@ -365,10 +371,10 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
         if not copy and target == self.element_type:
             return self
         if "c" in self.element_type.kind + target.kind:
-            return call("astype", (self, target), {})
+            return _call_one("astype", (self, target), {})
         return self._call("Cast", dtype=target)
 
-    def copy(self, order: str = "C") -> Any:
+    def copy(self, order: str = "C") -> ndarray:
         """Return a copy on the same device."""
         if order not in ("C", "K", None):
             raise NotImplementedError("copy: arrays are stored in C order only, so order must be 'C'")
@@ -396,7 +402,7 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
 
     # -- indexing and shape -----------------------------------------------------------------------------
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: Any) -> ndarray:
         parts = key if isinstance(key, tuple) else (key,)
         for part in parts:
             if part.__class__ is not int and (not isinstance(part, _PLAIN) or isinstance(part, bool)):
@@ -430,7 +436,7 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
         array, parts = _replace_booleans(self, parts)
         indexing.put(array, _indices(array, parts), value)
 
-    def reshape(self, *shape: Any, order: str = "C", **kwargs: Any) -> Any:
+    def reshape(self, *shape: Any, order: str = "C", **kwargs: Any) -> ndarray:
         """Return an array of the same content with another shape, sharing memory if possible; -1 infers one length."""
         if kwargs:
             shape = (kwargs.pop("newshape", None) or kwargs.pop("shape"),)
@@ -438,45 +444,47 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
 
     def flatten(  # type: ignore[override]
         self, order: str = "C", **_: Any
-    ) -> Any:
+    ) -> ndarray:
         """Return a flattened copy."""
         return self.reshape(-1, order=order).copy()
 
-    def ravel(self, order: str = "C") -> Any:
+    def ravel(self, order: str = "C") -> ndarray:
         """Flatten the array; the result shares memory if possible."""
         return self.reshape(-1, order=order)
 
-    def transpose(self, *axes: Any, **_: Any) -> Any:
+    def transpose(self, *axes: Any, **_: Any) -> ndarray:
         """Permute the axes, or reverse them if no order is given."""
         order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
         return _transpose((self, tuple(order)) if order else (self,), {})
 
-    def sort(self, axis: Any = -1, *_: Any, **options: Any) -> Any:
+    def sort(self, axis: Any = -1, *_: Any, **options: Any) -> ndarray:
         """Return a sorted copy, as in MXNet (NumPy's method sorts in place)."""
         return _sort(self, axis, **options)
 
-    def argsort(self, axis: Any = -1, *_: Any, **options: Any) -> Any:
+    def argsort(self, axis: Any = -1, *_: Any, **options: Any) -> ndarray:
         """Return the positions that sort the array."""
         return _argsort(self, axis, **options)
 
-    def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Any:
+    def clip(  # type: ignore[override]  # as MXNet's method
+        self, min: Any = None, max: Any = None, out: Any = None
+    ) -> ndarray:
         """Return the elements limited to the range from ``min`` to ``max``."""
         return _clip((self, min, max), {"out": out})
 
-    def squeeze(self, axis: Any = None, **_: Any) -> Any:  # type: ignore[override]
+    def squeeze(self, axis: Any = None, **_: Any) -> ndarray:  # type: ignore[override]
         """Remove axes of length 1: all, or those in ``axis``."""
         return _squeeze((self,), {"axis": axis})
 
-    def expand_dims(self, axis: Any, **_: Any) -> Any:  # type: ignore[override]
+    def expand_dims(self, axis: Any, **_: Any) -> ndarray:  # type: ignore[override]
         """Insert an axis of length 1."""
         return _expand_dims((self, axis), {})
 
-    def broadcast_to(self, shape: Any) -> Any:
+    def broadcast_to(self, shape: Any) -> ndarray:
         """Broadcast to ``shape``."""
-        return call("broadcast_to", (self, shape), {})
+        return _call_one("broadcast_to", (self, shape), {})
 
 
-def _as_class(array: BaseArray, cls: type[BaseArray]) -> BaseArray:
+def _as_class(array: BaseArray, cls: type[B]) -> B:
     """Return another handle on an array's memory, of another class, with its history and gradient buffer."""
     leaf = views.variable_of(array)
     offset = 0 if array.strided_view is None else array.strided_view[0]
@@ -491,15 +499,15 @@ def _as_class(array: BaseArray, cls: type[BaseArray]) -> BaseArray:
     else:
         handle = views.make_view(array, offset, array.dims, strides)
     handle.__class__ = cls
-    return handle
+    return cast("B", handle)
 
 
-def as_ndarray(array: BaseArray) -> Any:
+def as_ndarray(array: BaseArray) -> ndarray:
     """Return the same memory as an array of ``mx.np``."""
     return _as_class(array, ndarray)
 
 
-def _replace_booleans(array: BaseArray, parts: tuple[Any, ...]) -> tuple[BaseArray, tuple[Any, ...]]:
+def _replace_booleans(array: ndarray, parts: tuple[Any, ...]) -> tuple[ndarray, tuple[Any, ...]]:
     """Replace the booleans of a key by index arrays along new axes. Return the array with these axes, and the key."""
     if not any(map(_is_boolean, parts)):
         return array, parts
@@ -516,7 +524,7 @@ def _replace_booleans(array: BaseArray, parts: tuple[Any, ...]) -> tuple[BaseArr
         elif part is not None:
             mask = np.asarray(part) if isinstance(part, list) else part
             basic += [slice(None)] * (len(mask.shape) if _is_mask(mask) else 1)
-    return array[tuple(basic)], tuple(key)  # type: ignore[index]
+    return array[tuple(basic)], tuple(key)
 
 
 def _is_boolean(part: Any) -> bool:
@@ -562,7 +570,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float, complex))
 
 
-def _gather(array: BaseArray, parts: tuple[Any, ...]) -> Any:
+def _gather(array: ndarray, parts: tuple[Any, ...]) -> ndarray:
     array, parts = _replace_booleans(array, parts)
     return indexing._gather(array, _indices(array, parts))
 
@@ -572,21 +580,3 @@ _SIMPLE_VALUES = frozenset([int, float, ndarray])
 
 def _unpickled() -> Any:
     return object.__new__(ndarray)
-
-
-def _method(name: str) -> Callable[..., Any]:
-    """Create the method of a function of ``mx.np``, which passes the array as first argument."""
-    run = calls.make_waiting_call(name) if name in table.BLOCKING else calls.Calls(table.ALIASES.get(name, name))
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return run((self, *args), kwargs)
-
-    method.__name__ = name
-    method.__qualname__ = f"ndarray.{name}"
-    method.__doc__ = f"As :func:`flowmx.np.{name}` on this array."
-    return method
-
-
-for _name in table.METHODS:
-    if _name not in vars(ndarray):
-        setattr(ndarray, _name, _method(_name))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,12 @@ from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import SPEC_LIMIT, Array, Run, Shape, operator, required
 from flowmx.ops.registry.spec import Spec
 from flowmx.semantics import default_float
+
+if TYPE_CHECKING:
+    from flowmx.numpy.arrays import ndarray
+
+    def __getattr__(name: str) -> Callable[..., ndarray]: ...
+
 
 __all__ = ["TABLE", "choice", "rand", "randint", "randn", "seed", "shuffle"]
 
@@ -194,7 +200,7 @@ _VALID_PARAMETER = {"binomial": 0.5, "geometric": 0.5, "multinomial": 0.0}
 """A valid parameter value for the distributions for which 1 is invalid."""
 
 
-def _draw(method: str, args: Sequence[Any], size: Any, dtype: Any, ctx: Any, out: Any) -> Any:
+def _draw(method: str, args: Sequence[Any], size: Any, dtype: Any, ctx: Any, out: Any) -> ndarray:
     arrays = conversion.arrays_of(list(args))
     context = arrays[0].context if arrays else ctx or current_context()
     splitter = calls.ArgumentSplitter(context)
@@ -203,13 +209,15 @@ def _draw(method: str, args: Sequence[Any], size: Any, dtype: Any, ctx: Any, out
     parameters = {"num_args": len(splitter.arrays), "function": method, "form": encode(slots, kwargs), "dtype": dtype}
     op = NumPyRandom.create(**parameters)
     with raised_as_mxnet(ValueError):
-        result = conversion.to_np(
+        result: ndarray = conversion.to_np(
             invoke(op, splitter.arrays, None, None if splitter.arrays else on_context(context), 4)
         )
-    return result if out is None else calls.write_into(method, result, out, None)
+    if out is not None:
+        result = calls.write_into(method, result, out, None)
+    return result
 
 
-def _function(name: str, row: Row) -> Callable[..., Any]:
+def _function(name: str, row: Row) -> Callable[..., ndarray]:
     kind = inspect.Parameter
     parameters = [
         kind(parameter, kind.POSITIONAL_OR_KEYWORD, default=kind.empty if default is None else default)
@@ -244,23 +252,27 @@ for _name, _row in TABLE.items():
     __all__ += [_name]
 
 
-def randint(low: Any, high: Any = None, size: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None) -> Any:
+def randint(
+    low: Any, high: Any = None, size: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None
+) -> ndarray:
     """Draw integers from ``low`` up to, excluding, ``high`` (from 0 up to ``low`` if ``high`` is None)."""
     bounds = (0, low) if high is None else (low, high)
     return _draw("integers", bounds, size, conversion.parse_dtype(dtype) or np.dtype(np.int64), ctx, out)
 
 
-def rand(*size: int, **kwargs: Any) -> Any:
+def rand(*size: int, **kwargs: Any) -> ndarray:
     """Draw uniform numbers from 0 to 1. The arguments are the shape: ``rand(2, 3)``."""
-    return globals()["uniform"](0.0, 1.0, size=size or None, **kwargs)
+    uniform: Callable[..., ndarray] = globals()["uniform"]
+    return uniform(0.0, 1.0, size=size or None, **kwargs)
 
 
-def randn(*size: int, **kwargs: Any) -> Any:
+def randn(*size: int, **kwargs: Any) -> ndarray:
     """Draw normal numbers with mean 0 and standard deviation 1. The arguments are the shape: ``randn(2, 3)``."""
-    return globals()["normal"](0.0, 1.0, size=size or None, **kwargs)
+    normal: Callable[..., ndarray] = globals()["normal"]
+    return normal(0.0, 1.0, size=size or None, **kwargs)
 
 
-def choice(a: Any, size: Any = None, replace: bool = True, p: Any = None, ctx: Any = None, out: Any = None) -> Any:
+def choice(a: Any, size: Any = None, replace: bool = True, p: Any = None, ctx: Any = None, out: Any = None) -> ndarray:
     """Draw elements of an array, or integers below ``a``, with the probabilities ``p``."""
     count = a if isinstance(a, (int, np.integer)) else a.shape[0]
     if p is not None:

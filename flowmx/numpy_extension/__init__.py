@@ -6,8 +6,9 @@ The functions are operators of the registry, listed in :data:`TABLE`.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as _numpy
 
@@ -36,6 +37,10 @@ from flowmx.util import (
     use_np_default_dtype,
     use_np_shape,
 )
+
+if TYPE_CHECKING:
+    from flowmx.numpy import ndarray
+    from flowmx.numpy_extension import image, random
 
 __all__ = [
     "Context", "constraint_check", "cpu", "cpu_pinned", "current_context", "gpu", "gpu_memory_info", "is_np_array",
@@ -70,12 +75,13 @@ def _function(name: str) -> Callable[..., Any]:
     return cast("Callable[..., Any]", function)
 
 
-def nonzero(a: BaseArray) -> Any:
+def nonzero(a: BaseArray) -> ndarray:
     """Return the positions of the nonzero elements: a row for each element, a column for each axis."""
-    return _calls.call_waiting("argwhere", (a,), {})
+    positions: ndarray = _calls.call_waiting("argwhere", (a,), {})
+    return positions
 
 
-def reshape(a: BaseArray, newshape: Any, reverse: bool = False, order: str = "C") -> Any:
+def reshape(a: BaseArray, newshape: Any, reverse: bool = False, order: str = "C") -> ndarray:
     """Change the shape of an array by the codes of ``npx``.
 
     Args:
@@ -91,16 +97,18 @@ def reshape(a: BaseArray, newshape: Any, reverse: bool = False, order: str = "C"
     if order != "C":
         raise NotImplementedError("reshape: arrays are stored in C order only, so order must be 'C'")
     codes = [int(newshape)] if isinstance(newshape, (int, _numpy.integer)) else list(newshape)
-    return _reshape(a, _resolve_codes(codes, a.shape, reverse))
+    result: ndarray = _reshape(a, _resolve_codes(codes, a.shape, reverse))
+    return result
 
 
-def constraint_check(input: BaseArray, msg: str = "Constraint violated.") -> Any:
+def constraint_check(input: BaseArray, msg: str = "Constraint violated.") -> ndarray:
     """Return a 0-d array that is true if all elements are true.
 
     Raises:
         ValueError: an element is false. Reading the result, or a value computed from it, raises the error.
     """
-    return _conversion.to_np_nested(_classic.op.op("_npx_constraint_check", input, msg=msg))
+    checked: ndarray = _conversion.to_np_nested(_classic.op.op("_npx_constraint_check", input, msg=msg))
+    return checked
 
 
 def save(file: Any, arr: Any) -> None:
@@ -112,12 +120,13 @@ def save(file: Any, arr: Any) -> None:
     _classic.save(file, arr)
 
 
-def load(file: Any) -> Any:
+def load(file: str | os.PathLike[str]) -> list[ndarray] | dict[str, ndarray]:
     """Read a file of :func:`save` as a list or dict of arrays of ``mx.np``."""
-    return _conversion.to_np_nested(_classic.load(file))
+    arrays: list[ndarray] | dict[str, ndarray] = _conversion.to_np_nested(_classic.load(file))
+    return arrays
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Callable[..., ndarray]:
     if name in ("random", "image"):
         value: Any = importlib.import_module(f"flowmx.numpy_extension.{name}")
     elif name in TABLE:
@@ -128,7 +137,7 @@ def __getattr__(name: str) -> Any:
         names = [*TABLE, *__all__]
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{did_you_mean(name, names)}")
     globals()[name] = value
-    return value
+    return cast("Callable[..., ndarray]", value)
 
 
 __all__ += [*TABLE, "image"]

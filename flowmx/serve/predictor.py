@@ -13,6 +13,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
 
+import numpy.typing as npt
+
 from flowmx import forks, settings
 from flowmx.comm.metrics import Metrics
 from flowmx.comm.offload import LARGE, offload
@@ -120,7 +122,7 @@ class Predictor:
 
     # -- predictions -----------------------------------------------------------------------------------
 
-    async def __call__(self, x: Any) -> Any:
+    async def __call__(self, x: npt.ArrayLike | NDArray | Mapping[str, npt.ArrayLike | NDArray]) -> npt.NDArray[Any]:
         """Predict.
 
         The first call warms up the model, unless :meth:`ready` has done so. Cancelling withdraws the rows that have not
@@ -138,7 +140,8 @@ class Predictor:
             Overloaded: the queue is full.
             Unavailable: the predictor is draining.
         """
-        return await self.predict(self.read(await _on_host(x)))
+        result: npt.NDArray[Any] = await self.predict(self.read(await _on_host(x)))
+        return result
 
     def read(self, x: Any) -> Rows:
         """Validate an input for :meth:`predict`; callable from any thread.

@@ -24,6 +24,7 @@ from flowmx.ops.registry.dtypes import DType, name_of
 from flowmx.ops.registry.operators import Operator, Shape, lookup, registered_operators
 from flowmx.ops.registry.parameters import Parameter
 from flowmx.symbol import functions as sym_functions
+from flowmx.tools import numpy_stubs
 
 _TYPES: dict[Any, str] = {
     int: "int",
@@ -168,7 +169,10 @@ def stubs() -> dict[Path, str]:
         methods: methods_stub(),
         sym_functions: functions_stub(sym_functions, "Symbol", [_NAME, "attr: dict[str, str] | None = None"]),
     }
-    return {Path(module.__file__ or "").with_suffix(".pyi"): text for module, text in contents.items()}
+    return {
+        **{Path(module.__file__ or "").with_suffix(".pyi"): text for module, text in contents.items()},
+        **numpy_stubs.stubs(),
+    }
 
 
 def main() -> None:

@@ -132,6 +132,7 @@ def control_flow() -> Steps:
             y = net(x)
         y.backward()
         yield
+    assert x.grad is not None
     return [y.asnumpy(), x.grad.asnumpy()]
 
 
@@ -240,6 +241,7 @@ def function() -> Steps:
             y = (_Sign()(x * 2) * x).sum()
         y.backward()
         yield
+    assert x.grad is not None
     return x.grad.asnumpy()
 
 
@@ -333,7 +335,10 @@ def saved() -> Steps:
 
 def loader() -> Steps:
     out = []
-    for batch in mx.gluon.data.DataLoader(mx.gluon.data.ArrayDataset(X), 2, num_workers=2, thread_pool=True):
+    batches: mx.gluon.data.DataLoader[mx.nd.NDArray] = mx.gluon.data.DataLoader(
+        mx.gluon.data.ArrayDataset(X), 2, num_workers=2, thread_pool=True
+    )
+    for batch in batches:
         out.append(batch.asnumpy())
         yield
     return out

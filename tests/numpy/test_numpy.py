@@ -860,7 +860,7 @@ def test_elementwise_operators_take_the_fast_path(monkeypatch):
         lambda a: mx.np.reshape(a, (-1, 3)),
         lambda a: mx.np.dot(a, mx.np.ones(3)),
         lambda a: mx.np.stack([a, mx.np.ones(3)]),
-        lambda a: mx.np.random.normal(size=-1),  # type: ignore[attr-defined]
+        lambda a: mx.np.random.normal(size=-1),
     ],
 )
 def test_numpy_errors_are_also_mxnet_errors(call):

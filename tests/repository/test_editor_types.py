@@ -77,6 +77,15 @@ reveal_type(mx.nd.ones((1,)) == 1)
     assert actual[4] == array
 
 
+def test_newcomers_conveniences_have_types(installed, folder):
+    """No expression of the program is an ``Any``; arrays of NumPy have an unknown dtype."""
+    command = [sys.executable, "-m", "mypy", "--disallow-any-expr", *options(installed), "conveniences.py"]
+    environment = os.environ | {"MYPYPATH": str(installed)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert "conveniences.py" in done.stdout, done.stderr
+    assert [line for line in done.stdout.splitlines() if 'Expression has type "Any"' in line] == []
+
+
 def test_pyright_finds_no_error(installed, folder):
     pytest.importorskip("pyright")
     settings = {"typeCheckingMode": "strict", "extraPaths": [str(installed)], "pythonVersion": "3.11"}

@@ -110,7 +110,7 @@ LAYERS: list[set[str]] = [
         "flowmx.tools.plan",
     },
     {"flowmx.serve"},
-    {"flowmx.tools.commands", "flowmx.tools.stubs"},
+    {"flowmx.tools.commands", "flowmx.tools.numpy_stubs", "flowmx.tools.stubs"},
     {"flowmx.cli", "flowmx.__main__"},
     {"flowmx"},
 ]

@@ -1,8 +1,10 @@
 """The stubs: all operator functions and methods with types and docstrings, also in distributions."""
 
 import ast
+import importlib
 import inspect
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +22,10 @@ from flowmx.symbol import Symbol
 from flowmx.tools import stubs
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-NAMES = ["flowmx/ndarray/functions.pyi", "flowmx/ndarray/methods.pyi", "flowmx/symbol/functions.pyi"]
+NAMES = [
+    "flowmx/ndarray/functions.pyi", "flowmx/ndarray/methods.pyi", "flowmx/numpy/__init__.pyi", "flowmx/numpy/fft.pyi",
+    "flowmx/numpy/linalg.pyi", "flowmx/numpy/methods.pyi", "flowmx/symbol/functions.pyi",
+]  # fmt: skip
 
 
 def declared(text: str) -> dict[str, str | None]:
@@ -60,6 +65,24 @@ def test_every_method_has_its_docstring(stub_texts):
     assert written >= set(METHODS)
     for name in written:
         assert actual[f"Methods.{name}"] == inspect.getdoc(getattr(methods.Methods, name)), name
+
+
+@pytest.mark.parametrize("module", ["", ".linalg", ".fft"])
+def test_every_function_of_numpy_has_its_signature(stub_texts, module):
+    path = f"flowmx/numpy/{module[1:] or '__init__'}.pyi"
+    package = importlib.import_module(f"flowmx.numpy{module}")
+    bodies = {node.name: node for node in ast.parse(stub_texts[path]).body if isinstance(node, ast.FunctionDef)}
+    named = ast.walk(ast.parse(stub_texts[path]))
+    bound = {alias.asname for node in named if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assigned = set(re.findall(r"^(\w+)(?:: | = )", stub_texts[path], re.MULTILINE))
+    assert not set(dir(package)) - bodies.keys() - bound - assigned
+    for name, node in bodies.items():
+        arguments = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+        signature = inspect.signature(getattr(package, name))
+        positional = [
+            each for each in signature.parameters.values() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        ]
+        assert arguments == [each.name for each in positional if each.name != "subok"], name
 
 
 def test_calls_are_typed() -> None:

@@ -30,7 +30,7 @@ class Epoch(PendingIterator[Any]):
         position: the position in the epoch.
     """
 
-    loader: DataLoader | None = None
+    loader: DataLoader[Any] | None = None
 
     def __init__(self, position: Position, length: int) -> None:
         super().__init__()

@@ -6,7 +6,7 @@ import itertools
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from flowmx.data import rng
 from flowmx.data.batch_order import check_state
@@ -22,10 +22,17 @@ from flowmx.gluon.data.workers import startup_package as packages
 from flowmx.ndarray import NDArray
 from flowmx.semantics import with_semantics
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as _TypeVar
+
+    Batch = _TypeVar("Batch", default=list[NDArray])
+else:
+    Batch = TypeVar("Batch")
+
 __all__ = ["DataLoader"]
 
 
-class DataLoader:
+class DataLoader(Generic[Batch]):
     """Batches of a data set: ``for batch in loader``, or ``async for`` in a coroutine.
 
     The loader starts its worker processes once and keeps them for all epochs; they end with the loader. Leaving a loop
@@ -76,7 +83,7 @@ class DataLoader:
         sampler: Any = None,
         last_batch: str | None = None,
         batch_sampler: Any = None,
-        batchify_fn: Callable[[list[Any]], Any] | None = None,
+        batchify_fn: Callable[[list[Any]], Batch] | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
         pin_device_id: int = 0,
@@ -142,10 +149,10 @@ class DataLoader:
     def __len__(self) -> int:
         return len(self._batch_sampler)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         return self._begin()
 
-    def __aiter__(self) -> AsyncIterator[Any]:
+    def __aiter__(self) -> AsyncIterator[Batch]:
         return self._begin()
 
     # -- epochs ------------------------------------------------------------------------------------------------

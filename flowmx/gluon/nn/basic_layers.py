@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
@@ -29,9 +29,16 @@ _MAX_FUSED = 1 << 14
 class _Stack(Block):
     """A chain of children: the output of one is the input of the next."""
 
-    if TYPE_CHECKING:  # nearly all return one array
+    if TYPE_CHECKING:  # nearly all blocks in a chain take and return one array
 
         def __call__(self, x: A, /) -> A: ...
+
+        def __iter__(self) -> Iterator[Layer]: ...
+
+    else:
+
+        def __iter__(self) -> Iterator[Block]:
+            return iter(self._children.values())
 
     def add(self, *blocks: Block) -> None:
         """Append blocks."""
@@ -48,6 +55,12 @@ class _Stack(Block):
     def _repr_items(self) -> Iterator[tuple[str, Block]]:
         return iter(self._children.items())
 
+    @overload
+    def __getitem__(self, key: int) -> Layer: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> Self: ...
+
     def __getitem__(self, key: int | slice) -> Any:
         """Return a block, or for a slice a container of blocks that shares their parameters."""
         blocks = list(self._children.values())[key]
@@ -60,9 +73,6 @@ class _Stack(Block):
 
     def __len__(self) -> int:
         return len(self._children)
-
-    def __iter__(self) -> Iterator[Block]:
-        return iter(self._children.values())
 
 
 class Sequential(_Stack):

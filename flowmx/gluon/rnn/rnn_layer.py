@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, overload
 
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.errors import ArgumentError
+from flowmx.gluon.base_block import A
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.rnn.bidirectional import BidirectionalCell
 from flowmx.gluon.rnn.gated_cells import GRUCell, LSTMCell, RNNCell
@@ -104,6 +105,12 @@ class _RNNLayer(HybridBlock):
         rows = self._num_layers * self._dir
         return [{"shape": (rows, batch_size, length), "__layout__": "LNC", "dtype": self._dtype} for length in lengths]
 
+    @overload
+    def begin_state(self, batch_size: int = 0, *, func: Callable[..., A], **kwargs: Any) -> list[A]: ...
+
+    @overload
+    def begin_state(self, batch_size: int = 0, **kwargs: Any) -> list[NDArray]: ...
+
     def begin_state(self, batch_size: int = 0, func: Callable[..., Any] = nd.zeros, **kwargs: Any) -> list[Any]:
         """Return the initial states.
 
@@ -129,6 +136,12 @@ class _RNNLayer(HybridBlock):
             raise ValueError(f"{type(self).__name__} {self.name!r}: states have shapes {shapes}, expected {expected}")
 
     # -- calling ---------------------------------------------------------------------------------------
+
+    @overload
+    def __call__(self, inputs: A, states: None = None, sequence_length: A | None = None) -> A: ...
+
+    @overload
+    def __call__(self, inputs: A, states: A | Sequence[A], sequence_length: A | None = None) -> tuple[A, list[A]]: ...
 
     def __call__(self, inputs: Any, states: Any = None, sequence_length: Any = None) -> Any:
         """Return the output; with ``states``, also the last states.

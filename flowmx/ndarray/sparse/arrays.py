@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import warnings
 import zlib
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, Self, cast, overload
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from flowmx.devices import Context, Device
 from flowmx.engine.runtime import engine
 from flowmx.errors import ArgumentError, DataError, MXNetError
 from flowmx.late_binding import late
-from flowmx.ndarray.array import NDArray
+from flowmx.ndarray.array import N, NDArray
 from flowmx.ndarray.core import BaseArray, Storage
 from flowmx.ndarray.creation import array, on_context
 from flowmx.ops.registry.dtypes import DType, as_dtype
@@ -220,6 +220,12 @@ class BaseSparseNDArray(NDArray):
             raise ValueError(f"cast_storage from {self.stype} to {stype} is not supported: make it dense first")
         return self._call("cast_storage", stype=stype)
 
+    @overload
+    def copyto(self, other: Context) -> Self: ...
+
+    @overload
+    def copyto(self, other: N) -> N: ...
+
     def copyto(self, other: NDArray | Context) -> NDArray:
         """Copy the content into an array, or into a new array on a context; return the copy.
 
@@ -239,7 +245,7 @@ class BaseSparseNDArray(NDArray):
         late("ndarray.sparse.calls").copy(self, other)
         return other
 
-    def copy(self) -> NDArray:
+    def copy(self) -> Self:
         """Return a copy on the same device."""
         return self._call("_copy")
 

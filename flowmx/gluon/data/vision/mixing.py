@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowmx import autograd
 from flowmx import ndarray as nd
@@ -28,6 +28,10 @@ class _Mix(Block):
         if not 0 <= p <= 1:
             raise ArgumentError(f"{name}: p is {p!r}, expected a probability from 0 to 1")
         self._num_classes, self._alpha, self._p = num_classes, alpha, p
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: NDArray, labels: NDArray, /) -> tuple[NDArray, NDArray]: ...
 
     def forward(self, x: Any, *args: Any) -> tuple[NDArray, NDArray]:
         """Enqueue the mixture of a batch and its labels.

@@ -11,9 +11,8 @@ from flowmx.gluon.model_zoo import model_store
 from flowmx.gluon.model_zoo.model_store import Root
 from flowmx.gluon.parameter import Contexts
 
-Maker = Callable[..., Any]
-"""Makes a network with ``features`` and ``output``."""
 N = TypeVar("N", bound=HybridBlock)
+"""A network with ``features`` and ``output``."""
 
 
 def load_pretrained(net: N, name: str, pretrained: bool, ctx: Contexts = None, root: Root = None) -> N:
@@ -31,7 +30,9 @@ def load_pretrained(net: N, name: str, pretrained: bool, ctx: Contexts = None, r
     return net
 
 
-def model_function(function_name: str, make: Maker, *sizes: Any, doc: str, **fixed: Any) -> Maker:
+def model_function(
+    function_name: str, make: Callable[..., N], *sizes: float | str, doc: str, **fixed: bool
+) -> Callable[..., N]:
     """Return a function that makes a model of a fixed size.
 
     Args:
@@ -42,7 +43,7 @@ def model_function(function_name: str, make: Maker, *sizes: Any, doc: str, **fix
         **fixed: further arguments of ``make``.
     """
 
-    def function(**kwargs: Any) -> Any:
+    def function(**kwargs: Any) -> N:
         return make(*sizes, **{**kwargs, **fixed})
 
     function.__name__ = function.__qualname__ = function_name

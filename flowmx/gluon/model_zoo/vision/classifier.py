@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowmx.gluon.hybrid import HybridBlock
+from flowmx.gluon import nn
+from flowmx.gluon.hybrid import HybridBlock, Layer
 
 
-class Classifier(HybridBlock):
+class Classifier(Layer):
     """A model with the children ``features`` and ``output``, for images of shape (batch, 3, height, width)."""
 
-    features: HybridBlock
+    features: nn.HybridSequential
     output: HybridBlock
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:

@@ -5,7 +5,7 @@ Version 1 normalizes after the convolutions of a block, version 2 before them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from flowmx.gluon import nn
@@ -213,7 +213,7 @@ resnet_block_versions: list[dict[str, Callable[..., HybridBlock]]] = [
 
 def get_resnet(
     version: int, num_layers: int, pretrained: bool = False, ctx: Contexts = None, root: Root = None, **kwargs: Any
-) -> HybridBlock:
+) -> _ResNet:
     """Make the ResNet of this version with ``num_layers`` layers.
 
     Args:
@@ -237,7 +237,7 @@ def get_resnet(
     return load_pretrained(net, f"resnet{num_layers}_v{version}", pretrained, ctx, root)
 
 
-def _model_functions(version: int) -> Any:
+def _model_functions(version: int) -> Iterator[Callable[..., _ResNet]]:
     return (
         model_function(
             f"resnet{layers}_v{version}", get_resnet, version, layers, doc=f"ResNet v{version} with {layers} layers."

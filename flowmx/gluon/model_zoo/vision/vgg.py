@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flowmx.gluon import nn
@@ -82,11 +82,11 @@ def get_vgg(num_layers: int, pretrained: bool = False, ctx: Contexts = None, roo
     return load_pretrained(VGG(*vgg_spec[num_layers], **kwargs), name, pretrained, ctx, root)
 
 
-def _plain(layers: int) -> Any:
+def _plain(layers: int) -> Callable[..., VGG]:
     return model_function(f"vgg{layers}", get_vgg, layers, doc=f"VGG with {layers} layers.")
 
 
-def _with_batch_norm(layers: int) -> Any:
+def _with_batch_norm(layers: int) -> Callable[..., VGG]:
     doc = f"VGG with {layers} layers and batch normalization."
     return model_function(f"vgg{layers}_bn", get_vgg, layers, doc=doc, batch_norm=True)
 
