@@ -13,7 +13,7 @@ from flowmx.graph import compiler
 from flowmx.ops.compiled.fused_layers import FusedConvolution
 from flowmx.ops.kernels.llvm import winograd as loops
 from flowmx.ops.kernels.llvm.background_compilation import Program
-from flowmx.ops.kernels.onednn import algorithm_choice, library
+from flowmx.ops.kernels.onednn import algorithm_choice, layouts, library, winograd
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason="the oneDNN library is not installed")
 
@@ -155,8 +155,12 @@ def test_choice_is_measured_once_and_stored(monkeypatch, empty_cache):
 
 
 def test_fastest_is_chosen(monkeypatch, empty_cache):
-    monkeypatch.setattr(algorithm_choice, "_times", lambda runs, seconds: {0: 1.0, 2: 0.5, 4: 0.7})
-    assert chosen() == 2
+    monkeypatch.setattr(
+        algorithm_choice, "_times", lambda runs, seconds: {side: {0: 1.0, 2: 0.5, 4: 0.7}[side] for side in runs}
+    )
+    assert chosen() == 4
+    with settings.override(cpu_autotune_default=2):
+        assert chosen() == 2
     monkeypatch.setattr(algorithm_choice, "_times", lambda runs, seconds: {0: 1.0, 2: 0.99, 4: 0.98})
     assert chosen((1, 64, 14, 14)) == 0
 
@@ -182,3 +186,28 @@ def test_event_loops_do_not_measure(monkeypatch, empty_cache):
 
     assert asyncio.run(choose_here()) == 4
     assert not list(empty_cache.iterdir())
+
+
+@pytest.mark.parametrize("side", [2, 4])
+@pytest.mark.parametrize("is_scaled", [False, True])
+@pytest.mark.parametrize("layout_of", [layouts.in_panels, layouts.plain], ids=["panels", "copied"])
+def test_filters_are_transformed_alike_by_loop_and_numpy(monkeypatch, side, is_scaled, layout_of):
+    """Panels with missing filters, and a layout of oneDNN's that the loop does not write."""
+    monkeypatch.setattr(winograd, "in_panels", layout_of)
+    rng = np.random.default_rng(0)
+    weight, scale = rng.standard_normal((96, 32, 3, 3)).astype("f4"), rng.uniform(0.5, 2, 96).astype("f4")
+    scales = [scale] if is_scaled else []
+    results = []
+    for get in (Program.get, lambda self: None):
+        monkeypatch.setattr(Program, "get", get)
+        work = winograd.TransformFilters(
+            layouts.dense(weight.shape), side, layouts.dense(scale.shape) if is_scaled else None
+        )
+        packed = np.full(winograd.filters_layout(32, 96, side).nbytes // 4, np.nan, "f4")
+        work(*map(layouts.pointer, [weight, *scales, packed]))
+        results.append(packed)
+    np.testing.assert_allclose(*results, rtol=1e-6, atol=0)
+    factors = np.einsum("ia,fcab,jb->ijcf", *[loops.matrices(side).filters, weight, loops.matrices(side).filters])
+    first_panel = results[0].reshape((side + 2) ** 2, 2, 32, 64)[:, 0]
+    expected = (factors * scale if is_scaled else factors).reshape(-1, 32, 96)[..., :64]
+    np.testing.assert_allclose(first_panel, expected, rtol=1e-6, atol=1e-7)

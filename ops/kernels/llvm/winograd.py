@@ -1,4 +1,4 @@
-"""The transforms of Winograd's convolution: tiles of data to products, and products to tiles of the output.
+"""The transforms of Winograd's convolution: filters and tiles of data to factors, and products to tiles of the output.
 
 A 3x3 convolution of a tile of (side + 2)² positions to side² positions takes (side + 2)² products for each pair of
 channels instead of 9 · side² (A. Lavin and S. Gray, "Fast Algorithms for Convolutional Neural Networks", 2015). In one
@@ -12,8 +12,10 @@ most of their arithmetic. The points 3/4 and 3/2 keep rounding errors three time
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from contextlib import nullcontext
+from functools import cache, partial, reduce
 from itertools import product
 from typing import NamedTuple
 
@@ -140,17 +142,28 @@ class _Writer:
             results.append(start)
         return results
 
+    def load(self, address: Value, at: Value, is_inside: Value | None) -> Value:
+        """Load a vector of channels; zeros if the position is not in the image.
+
+        A masked load without lanes takes hundreds of cycles on some processors if its address is not mapped.
+        """
+        code = self.code
+        if is_inside is None:
+            return code.load(address, at)
+        return code.load(address, code.choose(is_inside, at, code.index(0)), code.spread(is_inside))
+
     # -- loops -----------------------------------------------------------------------------------------
 
     def tile_loop(self, step: int, pads: tuple[Value, Value] | None, reach: int, body: Body) -> None:
-        """Write ``body(array offset, plane offset, column step, masks)`` for each tile and each group of channels.
+        """Write ``body(array offset, plane offset, column step, are_inside)`` for each tile and each group of channels.
 
         Args:
             step: the distance between tiles.
             pads: the padding before the image.
             reach: the side of the tile.
             body: gets the offset of the tile's first position in the image, and in a plane of products; the step
-                from column to column; and a mask for each position of the tile, or None if all are in the image.
+                from column to column; and for each position of the tile whether it is in the image, or None if all
+                are.
         """
         code = self.code
         column_step = self.channels
@@ -171,9 +184,9 @@ class _Writer:
                 with code.when(inside), code.loop(code.index(0), self.channels, LANES) as channel:
                     body(code.plus(offset, channel), code.plus(place, channel), column_step, None)
                 with code.when(code.inverse(inside)):
-                    masks = [code.spread(code.both(a, b)) for a, b in product(rows, columns)]
+                    are_inside = [code.both(a, b) for a, b in product(rows, columns)]
                     with code.loop(code.index(0), self.channels, LANES) as channel:
-                        body(code.plus(offset, channel), code.plus(place, channel), column_step, masks)
+                        body(code.plus(offset, channel), code.plus(place, channel), column_step, are_inside)
 
     def _within(self, start: Value, length: Value, count: int) -> list[Value]:
         """Return for each of ``count`` positions whether it is in the image."""
@@ -188,13 +201,15 @@ def _write_inner(side: int, features: frozenset[str]) -> str:
     pads = code.word(), code.word()
     data, factors = code.address(), code.address()
 
-    def body(offset: Value, place: Value, step: Value, masks: list[Value] | None) -> None:
+    def body(offset: Value, place: Value, step: Value, are_inside: list[Value] | None) -> None:
         rows = [code.plus(offset, code.times(writer.row_step, at)) for at in range(count)]
         columns = []
         for column in range(count):
             shift = code.times(step, column)
             loaded = [
-                code.load(data, code.plus(row, shift), None if masks is None else masks[at * count + column])
+                writer.load(
+                    data, code.plus(row, shift), None if are_inside is None else are_inside[at * count + column]
+                )
                 for at, row in enumerate(rows)
             ]
             columns.append(writer.inner(loaded))
@@ -215,12 +230,13 @@ def _write_outer(side: int, then: str, has_bias: bool, has_addend: bool, feature
     products, out = code.address(), code.address()
     bias = code.address() if has_bias else None
 
-    def finish(value: Value, shift: Value | None, at: Value, mask: Value | None) -> None:
+    def finish(value: Value, shift: Value | None, at: Value, is_inside: Value | None) -> None:
         value = value if shift is None else writer.add(value, shift)
-        value = writer.add(value, code.load(out, at, mask)) if has_addend else value
-        code.store(_activate(code, then, edge, value), out, at, mask)
+        with nullcontext() if is_inside is None else code.when(is_inside):
+            value = writer.add(value, code.load(out, at)) if has_addend else value
+            code.store(_activate(code, then, edge, value), out, at)
 
-    def body(offset: Value, place: Value, step: Value, masks: list[Value] | None) -> None:
+    def body(offset: Value, place: Value, step: Value, are_inside: list[Value] | None) -> None:
         start = code.times(code.divided(place, writer.channels), writer.channels)
         shift = None if bias is None else code.load(bias, code.minus(place, start))
         rows = []
@@ -233,7 +249,7 @@ def _write_outer(side: int, then: str, has_bias: bool, has_addend: bool, feature
         columns = [writer.outer(column) for column in zip(*rows, strict=True)]
         for row, column in product(range(side), range(side)):
             at = code.plus(offset, code.plus(code.times(writer.row_step, row), code.times(step, column)))
-            finish(columns[column][row], shift, at, None if masks is None else masks[row * side + column])
+            finish(columns[column][row], shift, at, None if are_inside is None else are_inside[row * side + column])
 
     writer.tile_loop(side, None, side, body)
     return code.finish()
@@ -263,6 +279,69 @@ def outer_program(side: int, then: str, has_bias: bool, has_addend: bool) -> Pro
     return Program(partial(_write_outer, side, then, has_bias, has_addend), is_optimized=True)
 
 
+def _write_filters(side: int, is_scaled: bool, features: frozenset[str]) -> str:
+    """Write the function from filters to the right factors of the products: each task is a vector of filters.
+
+    It computes in float64 and rounds once. Vectors beyond the last filter are filled with zeros.
+    """
+    code = Code(features=features)
+    channels, filters, width, plane = (code.word() for _ in range(4))
+    weight, factors = code.address(), code.address()
+    scale = code.address() if is_scaled else None
+    wide, matrix = f"<{LANES} x double>", matrices(side).filters
+
+    def widened(value: Value) -> Value:
+        return code.put(wide, f"fpext {value} to {wide}")
+
+    def combined(row: Sequence[float], values: Sequence[Value]) -> Value:
+        factors = [Value(wide, f"splat (double 0x{struct.pack('>d', factor).hex().upper()})") for factor in row]
+        products = [
+            value if number == 1 else code.put(wide, f"fmul {factor}, {value.name}")
+            for number, factor, value in zip(row, factors, values, strict=True)
+            if number
+        ]
+        return reduce(lambda total, product: code.put(wide, f"fadd {total}, {product.name}"), products)
+
+    def store(values: Sequence[Value], place: Value) -> None:
+        for value in values:
+            code.store(value, factors, place)
+            place = code.plus(place, plane)
+
+    with code.tasks() as task:
+        first = code.times(task, LANES)
+        panel = code.divided(first, width)
+        start = code.plus(code.times(code.times(panel, width), channels), code.minus(first, code.times(panel, width)))
+        is_filter = code.put("i1", f"icmp slt {first}, {filters.name}")
+        with code.when(code.inverse(is_filter)), code.loop(code.index(0), channels) as channel:
+            zeros = [code.constant(0.0)] * (side + TAPS - 1) ** 2
+            store(zeros, code.plus(start, code.times(channel, width)))
+        with code.when(is_filter):
+            factor = None if scale is None else widened(code.load(scale, first))
+            step = code.times(channels, TAPS * TAPS)
+            with code.loop(code.index(0), channels) as channel:
+                at = code.plus(code.times(first, step), code.times(channel, TAPS * TAPS))
+                taps = [widened(code.gather(weight, code.plus(at, tap), step)) for tap in range(TAPS * TAPS)]
+                if factor is not None:
+                    taps = [code.put(wide, f"fmul {tap}, {factor.name}") for tap in taps]
+                rows = [[combined(row, taps[column::TAPS]) for column in range(TAPS)] for row in matrix]
+                values = [combined(row, values) for values in rows for row in matrix]
+                store(
+                    [code.put(code.vector, f"fptrunc {value} to {code.vector}") for value in values],
+                    code.plus(start, code.times(channel, width)),
+                )
+    return code.finish()
+
+
+@cache
+def filters_program(side: int, is_scaled: bool) -> Program:
+    """Return the function from filters to right factors.
+
+    Its words are channels, filters, filters of a panel, and the distance between planes, then the addresses of filters,
+    right factors and scale.
+    """
+    return Program(partial(_write_filters, side, is_scaled), is_optimized=True)
+
+
 def transform_filters(weight: Array, side: int, scale: Array | None, out: Array) -> None:
     """Compute the right factors of the products, in float64, and round them.
 
@@ -270,14 +349,18 @@ def transform_filters(weight: Array, side: int, scale: Array | None, out: Array)
         weight: (filters, channels, 3, 3), float32.
         side: the side of output tiles.
         scale: (filters,), or None.
-        out: (points², channels, filters), written.
+        out: (points², panels, channels, filters of a panel), written.
     """
     matrix = matrices(side).filters
     both = np.kron(matrix, matrix)
-    for start in range(0, len(weight), LANES):
+    filters, channels = weight.shape[:2]
+    width = out.shape[3]
+    out[:, filters // width :] = 0
+    for start in range(0, filters, LANES):
         part = weight[start : start + LANES].astype(np.float64)
         if scale is not None:
             part *= scale[start : start + LANES].reshape(-1, 1, 1, 1)
-        count, channels = part.shape[:2]
-        factors = both @ part.reshape(count * channels, TAPS * TAPS).T
-        out[:, :, start : start + count] = factors.reshape(-1, count, channels).transpose(0, 2, 1)
+        factors = both @ part.reshape(len(part) * channels, TAPS * TAPS).T
+        place = start % width
+        panel = out[:, start // width, :, place : place + len(part)]
+        panel[...] = factors.reshape(-1, len(part), channels).transpose(0, 2, 1)

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from flowmx import disk_cache, settings
+from flowmx.devices.cpu_pool import allocate
 from flowmx.ops.kernels.llvm.matrix_product import PANEL
 from flowmx.ops.kernels.llvm.winograd import ACTIVATIONS, PAIRS, TAPS, inner_program
 from flowmx.ops.kernels.onednn.convolution import Forward
 from flowmx.ops.kernels.onednn.epilogue import Epilogue, epilogue_of
-from flowmx.ops.kernels.onednn.layouts import TYPES, Array, channels_last_strides, dense, pointer
-from flowmx.ops.kernels.onednn.library import library
+from flowmx.ops.kernels.onednn.layouts import TYPES, Array, Desc, channels_last_strides, dense, pointer
+from flowmx.ops.kernels.onednn.library import DType, library
 from flowmx.ops.kernels.onednn.panels import supports
 from flowmx.ops.kernels.onednn.winograd import Winograd, filters_layout, fits
 from flowmx.ops.kernels.onednn.work import Work, call_all, first_line, plan
@@ -31,9 +32,12 @@ from flowmx.ops.registry.dtypes import DType as NumPyType
 from flowmx.ops.registry.operators import Shape
 
 _SUFFIX = ".form"
-_FORMAT = 1
-_SECONDS = {1: 0.03, 2: 0.1}
+_FORMAT = 2
+_SECONDS = {1: 0.01, 2: 0.1}
 """The time for the measurements of a shape, by the setting."""
+_USUALLY_FASTER = 4
+_SIDES = {1: (_USUALLY_FASTER,), 2: tuple(PAIRS)}
+"""The sides of Winograd's tiles that are measured, by the setting: the loops of each take 0.1 s to compile."""
 _FILTER_BYTES = {1: 64 << 20, 2: 1 << 40}
 """The largest transformed filters, by the setting."""
 _PRODUCTS = 1 << 29
@@ -42,7 +46,6 @@ _ROUNDS = 3
 """The least number of measurements of each algorithm."""
 _GAIN = 0.95
 """The time of another algorithm than the direct one is at most this share."""
-_USUALLY_FASTER = 4
 _PANEL_WEIGHTS = 1 << 17
 """The fewest weights of a layer that the compiled product computes: half a megabyte."""
 _PADDED_SHARE = 16
@@ -111,7 +114,7 @@ def winograd_side(op: Any, data: Shape, dtype: NumPyType) -> int:
     stored = disk_cache.read(path)
     if stored is not None and len(stored) == 1 and (stored[0] in PAIRS or not stored[0]):
         return _sides.setdefault(key, stored[0])
-    sides = [side for side in PAIRS if 4 * (side + TAPS - 1) ** 2 * out[1] * data[1] <= _FILTER_BYTES[mode]]
+    sides = [side for side in _SIDES[mode] if 4 * (side + TAPS - 1) ** 2 * out[1] * data[1] <= _FILTER_BYTES[mode]]
     if asyncio._get_running_loop() is not None:
         return _USUALLY_FASTER if _USUALLY_FASTER in sides else 0
     threads = lib.threads()
@@ -132,30 +135,39 @@ def _fastest(windows: Any, data: Shape, out: Shape, sides: Sequence[int], second
     direct = plan(Forward, windows, source, weight, target, ends, None, True)
     if direct is None:
         return 0
-    works: dict[int, Work] = {0: direct}
-    nbytes = {0: direct.filters().nbytes}
+    shared = [_values(prod(data)), _values(out[1]), _values(prod(out))]
+    runs = {0: _bound(direct, direct.filters(), shared)}
     for side in sides:
         work = plan(Winograd, windows, source, target, ends, None, side)
         if work is not None and inner_program(side).get() is not None:
-            works[side], nbytes[side] = work, filters_layout(data[1], out[1], side).nbytes
-    if len(works) == 1:
+            runs[side] = _bound(work, filters_layout(data[1], out[1], side), shared)
+    if len(runs) == 1:
         return 0
-    arrays = [_values(4 * prod(data)), _values(max(nbytes.values())), _values(4 * out[1]), _values(4 * prod(out))]
-    memory = np.empty(max(work.nbytes for work in works.values()) + 1, np.uint8)
-    runs = {side: _bound(work, memory, arrays) for side, work in works.items()}
     times = _times(runs, seconds)
     best = min(times, key=times.__getitem__)
     return best if times[best] <= _GAIN * times[0] else 0
 
 
-def _values(nbytes: int) -> Array:
-    """Return an array of this many bytes of numbers of usual size."""
-    return np.full(-(-nbytes // 4), 0.01, np.float32)
+def _values(count: int) -> Array:
+    """Return numbers of usual size, in memory that packed filters will use again."""
+    values = allocate((count,), np.dtype(np.float32))
+    values[...] = 0.01
+    return values
 
 
-def _bound(work: Work, memory: Array, arrays: Sequence[Array]) -> Callable[[], None]:
-    calls = [runs.call(where) for runs, where in work.calls(first_line(memory), *map(pointer, arrays))]
-    return lambda: call_all(calls, work.threads)
+def _bound(work: Work, filters: Desc, shared: Sequence[Array]) -> Callable[[], None]:
+    """Return a function that runs an algorithm on the shared data, bias and output, and on its filters."""
+    data, bias, out = shared
+    memory, packed = np.empty(work.nbytes + 1, np.uint8), _values(filters.nbytes // DType.F32.nbytes)
+    calls = [
+        runs.call(where) for runs, where in work.calls(first_line(memory), *map(pointer, (data, packed, bias, out)))
+    ]
+
+    def run() -> None:
+        assert memory.size and packed.size  # kept alive
+        call_all(calls, work.threads)
+
+    return run
 
 
 def _times(runs: dict[int, Callable[[], None]], seconds: float) -> dict[int, float]:

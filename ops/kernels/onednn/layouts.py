@@ -14,6 +14,11 @@ from flowmx.ops.kernels.llvm.compiler import knows_arrays
 from flowmx.ops.kernels.onednn.library import ANY_LAYOUT, Dims, DType, Handle, Library, Unsupported, library
 from flowmx.ops.registry.dtypes import BY_NAME, FLOAT32
 
+PANEL = 64
+"""The columns of a panel."""
+_IN_PANELS = 524
+"""``dnnl_aCB16b64c``."""
+
 Array = Any
 Shape = tuple[int, ...]
 
@@ -96,6 +101,14 @@ def channels_last(shape: Shape, dtype: DType = DType.F32) -> Desc:
 def any_layout(shape: Shape, dtype: DType = DType.F32) -> Desc:
     """Return the descriptor that leaves the layout to the primitive."""
     return Desc(loaded().create("memory_desc_create_with_tag", len(shape), Dims(*shape), int(dtype), ANY_LAYOUT))
+
+
+def in_panels(shape: Shape) -> Desc:
+    """Return the descriptor of matrices, (batch, rows, columns) of float32, in panels of 64 columns.
+
+    A panel has its part of each row, one after the other. The number of rows must be divisible by 16.
+    """
+    return Desc(loaded().create("memory_desc_create_with_tag", len(shape), Dims(*shape), int(DType.F32), _IN_PANELS))
 
 
 def c_strides(shape: Shape) -> Shape:

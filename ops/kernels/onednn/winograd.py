@@ -6,8 +6,8 @@ of them in one call. Data is processed some rows of tiles at a time, so that the
 
 from __future__ import annotations
 
-from functools import cache
-from math import prod
+from functools import cache, partial
+from math import isqrt, prod
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from flowmx.ops.kernels.llvm import winograd
 from flowmx.ops.kernels.llvm.winograd import ACTIVATIONS, LANES, TAPS
 from flowmx.ops.kernels.onednn.epilogue import Epilogue
 from flowmx.ops.kernels.onednn.layouts import (
+    PANEL,
     Array,
     Desc,
     Geometry,
@@ -23,6 +24,7 @@ from flowmx.ops.kernels.onednn.layouts import (
     any_layout,
     channels_last,
     channels_last_strides,
+    in_panels,
     loaded,
     plain,
     strided,
@@ -31,7 +33,6 @@ from flowmx.ops.kernels.onednn.library import Arg, DType, Query, Unsupported
 from flowmx.ops.kernels.onednn.loops import ProgramLoop, activated, array_at
 from flowmx.ops.kernels.onednn.primitives import Call, Primitive, Reorder, Room, attributes
 from flowmx.ops.kernels.onednn.work import Operand, Work, moving, multiplying
-from flowmx.ops.kernels.recording import Recording
 from flowmx.ops.nn.windows import Geometry as Windows
 
 _PART_BYTES = 6 << 20
@@ -177,58 +178,41 @@ class _Fallback:
 
 
 class TransformFilters(Work):
-    """Filters as :class:`Winograd` reads them, multiplied by an optional scale."""
+    """Filters as :class:`Winograd` reads them, multiplied by an optional scale.
+
+    A loop writes panels of filters. If oneDNN reads another layout, there is one panel, and a copy.
+    """
 
     def __init__(self, weight: Geometry, side: int, scale: Geometry | None) -> None:
         super().__init__()
         filters, channels = weight.shape[:2]
-        shape = ((side + TAPS - 1) ** 2, channels, filters)
+        positions, layout = (side + TAPS - 1) ** 2, filters_layout(channels, filters, side)
         self._weight = Operand(self.room, strided(*weight), plain(weight.shape))
-        self._plain = self.room.take(prod(shape) * DType.F32.nbytes)
-        self._copy = Reorder(self.room, plain(shape), filters_layout(channels, filters, side))
-        self._transform = _FilterTransform(weight.shape, side, shape)
+        is_panels = layout == in_panels((positions, channels, filters))
+        width = PANEL if is_panels else filters
+        self._copy = None if is_panels else Reorder(self.room, plain((positions, channels, filters)), layout)
+        self._between = 0 if is_panels else self.room.take(positions * channels * filters * DType.F32.nbytes)
+        panels = -(-filters // width)
+        words = (channels, filters, width, panels * channels * width)
+        shape = (positions, panels, channels, width)
+        program, fallback = winograd.filters_program(side, scale is not None), partial(_transform, weight.shape, shape)
+        self._transform = ProgramLoop(program, panels * width // LANES, words, self.threads, fallback)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
-        weight, *scale, copy = addresses
-        between = base + self._plain
-        return [
-            *self._weight.before(base, weight),
-            (self._transform, (self._weight.at(base, weight), between, *scale)),
-            self._copy.at(base, between, copy),
-        ]
+        weight, *scale, packed = addresses
+        source = self._weight.at(base, weight)
+        calls = self._weight.before(base, weight)
+        if self._copy is None:
+            return [*calls, self._transform.at(source, packed, *scale)]
+        between = base + self._between
+        return [*calls, self._transform.at(source, between, *scale), self._copy.at(base, between, packed)]
 
 
-class _FilterTransform:
-    """A substitute for a primitive, in NumPy: it runs only when the filters change."""
-
-    def __init__(self, weight: Shape, side: int, out: Shape) -> None:
-        self._weight, self._side, self._out = weight, side, out
-
-    def call(self, addresses: tuple[int, ...]) -> _BoundFilterTransform:
-        call = _BoundFilterTransform(self)
-        call.point(addresses)
-        return call
-
-    def run(self, addresses: tuple[int, ...]) -> None:
-        weight, out, *scale = addresses
-        vector = array_at(scale[0], self._weight[:1]) if scale else None
-        winograd.transform_filters(array_at(weight, self._weight), self._side, vector, array_at(out, self._out))
-
-
-class _BoundFilterTransform:
-    def __init__(self, of: _FilterTransform) -> None:
-        self.of = of
-        self.addresses: tuple[int, ...] = ()
-
-    def point(self, addresses: tuple[int, ...]) -> None:
-        self.addresses = addresses
-
-    def record(self, recording: Recording, threads: int) -> None:
-        """Mark the recording as incomplete: NumPy computes the transform."""
-        recording.is_complete = False
-
-    def __call__(self) -> None:
-        self.of.run(self.addresses)
+def _transform(weight: Shape, out: Shape, filters: int, factors: int, scale: int = 0) -> None:
+    """Transform filters in NumPy."""
+    side = isqrt(out[0]) - TAPS + 1
+    vector = array_at(scale, weight[:1]) if scale else None
+    winograd.transform_filters(array_at(filters, weight), side, vector, array_at(factors, out))
 
 
 def _divisor(count: int, most: int) -> int:
