@@ -218,10 +218,12 @@ class Optimizer(RecordsArguments):
         return self.multi_precision and _is_half(weight)
 
     def _update_count(self, index: Any) -> None:
-        counts = self._index_update_count
+        counts, begin, most = self._index_update_count, self.begin_num_update, self.num_update
         for i in index if isinstance(index, (list, tuple)) else (index,):
-            counts[i] = counts.get(i, self.begin_num_update) + 1
-            self.num_update = max(self.num_update, counts[i])
+            counts[i] = count = counts.get(i, begin) + 1
+            if count > most:
+                most = count
+        self.num_update = most
 
     def _set_current_context(self, device_id: int) -> None:
         self._index_update_count = self._all_index_update_counts.setdefault(device_id, {})

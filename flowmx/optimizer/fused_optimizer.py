@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 from typing import Any, ClassVar, NamedTuple
 
 from flowmx.bounded_tables import make_room
 from flowmx.ndarray import NDArray
+from flowmx.ops.registry.operators import Operator
 from flowmx.ops.sparse.shapes import SparseShape
 from flowmx.optimizer.base_optimizer import Index, Optimizer, State, each_update
 from flowmx.optimizer.grouped_updates import Group, Update, find_operator, push
@@ -35,6 +37,42 @@ class Call(NamedTuple):
     parameters: dict[str, Any]
 
 
+class _LastStep(NamedTuple):
+    """The last update of some weights, for the next one of the same weights.
+
+    Attributes:
+        group: what was pushed.
+        weights, grads, states: its arrays, as they were passed.
+        call: the call of all its operators, except the states.
+        op: the operator.
+    """
+
+    group: Group
+    weights: Sequence[NDArray]
+    grads: Sequence[NDArray]
+    states: Sequence[State]
+    call: Call
+    op: Operator
+
+    def has(self, weights: Sequence[NDArray], grads: Sequence[NDArray], states: Sequence[State]) -> bool:
+        """Return whether these are the same arrays."""
+        return (
+            len(weights) == len(grads) == len(states) == len(self.weights)
+            and all(map(is_, weights, self.weights))
+            and all(map(is_, grads, self.grads))
+            and all(map(is_, states, self.states))
+        )
+
+    def operator_of(self, call: Call) -> Operator | None:
+        """Return the operator of a call; None if it is of another kind."""
+        name, _, parameters = call
+        last = self.call.parameters
+        if name != self.call.operator or parameters.keys() != last.keys():
+            return None
+        changes = {key: value for key, value in parameters.items() if value is not last[key] and value != last[key]}
+        return self.op.varied(changes) if changes else self.op
+
+
 class FusedOptimizer(Optimizer):
     """Base class of optimizers whose step is one update operator, returned by :meth:`call` of the subclass.
 
@@ -55,9 +93,11 @@ class FusedOptimizer(Optimizer):
         self.aggregate_num = 64
         self._groups: dict[Any, Group | None] = {}
         """Groups that were pushed, by the first weight's index and the device."""
+        self._last_steps: dict[Any, _LastStep] = {}
+        """Steps with one operator for all weights, by the same keys."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_groups": {}}
+        return {**super().__getstate__(), "_groups": {}, "_last_steps": {}}
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
         """Return the operator call of one step.
@@ -96,10 +136,40 @@ class FusedOptimizer(Optimizer):
 
     def _update_impl(self, index: Any, weight: Any, grad: Any, state: Any, multi_precision: bool = False) -> None:
         """Update a weight, or a list of weights, with :meth:`call`; scripts override this method, as in MXNet."""
-        items = each_update(index, weight, grad, state)
-        self._update_together(
-            [(i, w, g, *(self._parts(w, s) if multi_precision else (s, None))) for i, w, g, s in items]
+        if not isinstance(index, (list, tuple)):
+            index, weight, grad, state = [index], [weight], [grad], [state]
+        self._update_together(index, weight, grad, state, multi_precision)
+
+    def _update_together(
+        self, index: Sequence[Index], weight: Sequence[NDArray], grad: Sequence[NDArray], state: Sequence[State],
+        multi_precision: bool,
+    ) -> None:  # fmt: skip
+        """Update weights; a subclass whose steps are not one operator each overrides this method."""
+        self._update_count(index)
+        counts = self._index_update_count
+        forms = [(lr, wd, counts[i]) for i, (lr, wd) in zip(index, self.rates(index), strict=False)]
+        is_uniform = (
+            type(self).call is type(self).uniform_call
+            and "call" not in vars(self)
+            and forms.count(forms[0]) == len(forms)
         )
+        key = index[0], weight[0].storage.device
+        if is_uniform:
+            last = self._last_steps.get(key)
+            call = self.call(index[0], state[0], *forms[0])
+            if last is not None and last.has(weight, grad, state) and self._repeat(key, last, call):
+                return
+        items = list(each_update(index, weight, grad, state))
+        self._push_each(key, items, forms, is_uniform, multi_precision)
+
+    def _repeat(self, key: Any, last: _LastStep, call: Call) -> bool:
+        """Push the updates of the last step with the operator of a call; return False if they are not the same."""
+        op = last.operator_of(call)
+        if op is None or not last.group.repeat(op):
+            return False
+        if op is not last.op:
+            self._last_steps[key] = last._replace(call=call, op=op)
+        return True
 
     def _parts(self, weight: NDArray, state: State) -> tuple[State, NDArray | None]:
         """Return the state without the float32 copy, and the copy or None."""
@@ -108,27 +178,33 @@ class FusedOptimizer(Optimizer):
         first, second = state
         return (first, second) if self.master_last else (second, first)
 
-    def _update_together(self, items: Sequence[tuple[Index, NDArray, NDArray, State, NDArray | None]]) -> None:
-        indices = [item[0] for item in items]
-        self._update_count(indices)
-        counts = self._index_update_count
+    def _push_each(
+        self, key: Any, items: Sequence[tuple[Index, NDArray, NDArray, State]],
+        forms: Sequence[tuple[float, float, int]], is_uniform: bool, multi_precision: bool,
+    ) -> None:  # fmt: skip
+        """Push updates of weights with these learning rates, decays and counts."""
         updates: list[Update] = []
         last: list[Any] = ["", None, None]
-        is_uniform = type(self).call is type(self).uniform_call and "call" not in vars(self)
         form, call = None, None
-        for (index, weight, grad, state, master), (lr, wd) in zip(items, self.rates(indices), strict=False):
-            count = counts[index]
-            if is_uniform and call is not None and form == (lr, wd, count, type(state)):
+        for (index, weight, grad, whole_state), rates in zip(items, forms, strict=True):
+            state, master = self._parts(weight, whole_state) if multi_precision else (whole_state, None)
+            if is_uniform and call is not None and form == (rates, type(state)):
                 call = Call(call.operator, _states_in(state), call.parameters)
             else:
-                call = self.call(index, state, lr, wd, count)
-                form = lr, wd, count, type(state)
+                call = self.call(index, state, *rates)
+                form = rates, type(state)
             updates.append(_prepare(call, weight, grad, master, last))
-        key = indices[0], updates[0].weight.storage.device
         group = self._groups.get(key)
         if group is None:
             make_room(self._groups, _MAX_GROUPS)
-        self._groups[key] = push(updates, group)
+        self._groups[key] = group = push(updates, group)
+        self._last_steps.pop(key, None)
+        op = updates[0].op
+        is_one_kind = is_uniform and all(update.op is op for update in updates)
+        if is_one_kind and call is not None and group is not None and group.can_repeat(len(updates)):
+            make_room(self._last_steps, _MAX_GROUPS)
+            _, weights, grads, states = map(list, zip(*items, strict=True))
+            self._last_steps[key] = _LastStep(group, weights, grads, states, call, op)
 
     def push_one(self, call: Call, weight: NDArray, grad: NDArray, master: NDArray | None) -> None:
         """Enqueue one update."""

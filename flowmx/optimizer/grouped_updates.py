@@ -83,8 +83,23 @@ class Group(NamedTuple):
         parts = _parts(updates)
         if len(parts) != len(self.parts) or not all(map(is_, parts, self.parts)):
             return False
+        return self._has_same_storages()
+
+    def _has_same_storages(self) -> bool:
         storages = [array.storage for arrays in self.arrays for array in arrays]
         return all(map(is_, storages, self.storages))
+
+    def can_repeat(self, count: int) -> bool:
+        """Return whether :meth:`repeat` pushes that many updates again, if all have operators of the same kind."""
+        is_complete = self.native is not None and len(self.updates) == count
+        return is_complete and all(update.grad is not _NO_GRADIENT for update in self.updates)
+
+    def repeat(self, op: Operator) -> bool:
+        """Push the updates again, all with this operator; return False if their arrays must be checked first."""
+        if recording.get().recording or not self._has_same_storages():
+            return False
+        _push(self.arrays[0][0].storage.device, [op] * len(self.arrays), self, True)
+        return True
 
 
 def _parts(updates: Sequence[Update]) -> list[Any]:
@@ -117,35 +132,36 @@ def push(updates: Sequence[Update], group: Group | None = None) -> Group | None:
         group = _group(updates)
     assert group is not None
     device = updates[0].weight.storage.device
-    steps = _steps(updates, group, device)
-    # A first run may have to compile, which must not happen on the thread of an event loop.
-    light = group.touched_bytes <= (_LIGHT_BYTES if is_known else LIGHT_BYTES)
-    short, run = is_known and group.touched_bytes <= MAX_WEIGHT, run_on(device, False)
-    push_on(
-        device,
-        _compute,
-        (run, steps, group.native if is_known else None),
-        group.reads,
-        group.writes,
-        updates[0].op.name,
-        light,
-        depth=4,
-        short=short,
-    )
+    _push(device, [item.op for item in updates], group, is_known)
     return group
 
 
-def _steps(updates: Sequence[Update], group: Group, device: Any) -> Sequence[PreparedUpdate]:
-    """Return the computations of updates, those of the last push if the operators are the same."""
-    ops = [item.op for item in updates]
+def _push(device: Any, ops: Sequence[Operator], group: Group, is_known: bool) -> None:
+    # A first run may have to compile, which must not happen on the thread of an event loop.
+    light = group.touched_bytes <= (_LIGHT_BYTES if is_known else LIGHT_BYTES)
+    push_on(
+        device,
+        _compute,
+        (run_on(device, False), ops, group, group.native if is_known else None),
+        group.reads,
+        group.writes,
+        ops[0].name,
+        light,
+        depth=5,
+        short=is_known and group.touched_bytes <= MAX_WEIGHT,
+    )
+
+
+def _steps(ops: Sequence[Operator], group: Group, device: Any) -> Sequence[PreparedUpdate]:
+    """Return the computations of updates by these operators, those of the last push if they are the same."""
     last = group.prepared
     if last and last[0] is device and all(map(is_, ops, last[1])):
         steps: Sequence[PreparedUpdate] = last[2]
         return steps
     steps = []
-    for item, arrays in zip(updates, group.arrays, strict=True):
-        forward = (_forward if item.master is None else _mixed_forward)(item.op, device)
-        steps.append(PreparedUpdate(forward, arrays, item.weight, item.op, item.master is not None))
+    for op, item, arrays in zip(ops, group.updates, group.arrays, strict=True):
+        forward = (_forward if item.master is None else _mixed_forward)(op, device)
+        steps.append(PreparedUpdate(forward, arrays, item.weight, op, item.master is not None))
     group.prepared[:] = device, ops, steps
     return steps
 
@@ -236,9 +252,10 @@ def _mixed_forward(op: Operator, device: Any) -> Forward:
     return timed_forward
 
 
-def _compute(run: Run, steps: Sequence[PreparedUpdate], native: NativeUpdates | None) -> None:
-    if native is not None and native.run(run, steps):
+def _compute(run: Run, ops: Sequence[Operator], group: Group, native: NativeUpdates | None) -> None:
+    if native is not None and native.run(run, group.arrays, ops, lambda: _steps(ops, group, run.device)):
         return
+    steps = _steps(ops, group, run.device)
     if has_batched_update(run.device.kernels) and run.device.has_numerics:
         _compute_together(run, steps)
         return

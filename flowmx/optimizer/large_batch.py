@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from flowmx.ndarray import NDArray, array
-from flowmx.optimizer.base_optimizer import Index, State, register, zeros_like
+from flowmx.optimizer.base_optimizer import Index, State, each_update, register, zeros_like
 from flowmx.optimizer.fused_optimizer import Call, FusedOptimizer
 from flowmx.optimizer.sgd import Momentum
 from flowmx.serialization import params
@@ -201,15 +201,21 @@ class LBSGD(Momentum):
 
     _shared = ("num_update",)  # the learning rate is read before the update
 
-    def _update_together(self, items: Any) -> None:
-        for index, weight, grad, state, master in items:
-            lr = self._get_lr(index)
-            self._update_count(index)
-            total = self._accumulate(index, grad if master is None else grad.astype(np.float32))
-            if total["num_cums"] % self.batch_scale == 0:
-                mean = total["cum_grad"] / self.batch_scale
-                self._push(index, lr, weight, mean, state, master)
-                total["cum_grad"] = 0
+    def _update_together(
+        self, index: Sequence[Index], weight: Sequence[NDArray], grad: Sequence[NDArray], state: Sequence[State],
+        multi_precision: bool,
+    ) -> None:  # fmt: skip
+        for i, w, g, s in each_update(index, weight, grad, state):
+            self._update_one_weight(i, w, g, *(self._parts(w, s) if multi_precision else (s, None)))
+
+    def _update_one_weight(self, index: Index, weight: NDArray, grad: NDArray, state: State, master: Any) -> None:
+        lr = self._get_lr(index)
+        self._update_count(index)
+        total = self._accumulate(index, grad if master is None else grad.astype(np.float32))
+        if total["num_cums"] % self.batch_scale == 0:
+            mean = total["cum_grad"] / self.batch_scale
+            self._push(index, lr, weight, mean, state, master)
+            total["cum_grad"] = 0
 
     def _accumulate(self, index: Index, grad: NDArray) -> dict[str, Any]:
         total = self.cumgrads.setdefault(index, {"cum_grad": 0, "num_cums": self.init_updates})

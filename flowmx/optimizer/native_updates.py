@@ -7,6 +7,7 @@ of the loops.
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from flowmx.ops.kernels.onednn.kernel import threads_here
 from flowmx.ops.kernels.onednn.layouts import pointer
 from flowmx.ops.kernels.recording import LoopCall, Recording, recording_to
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Array, Run
+from flowmx.ops.registry.operators import Operator, Run
 
 
 class PreparedUpdate(NamedTuple):
@@ -33,17 +34,11 @@ class PreparedUpdate(NamedTuple):
 
 
 class _Recorded(NamedTuple):
-    """One recorded update.
+    """One recorded update: its loop, its element type, and the number of its arrays."""
 
-    Attributes:
-        arrays: its arrays, weight first; the recording refers to this list.
-        loop: the loop.
-        dtype: the element type.
-    """
-
-    arrays: list[Array]
     loop: Loop
     dtype: DType
+    operands: int
 
 
 class NativeUpdates:
@@ -53,71 +48,91 @@ class NativeUpdates:
         self._schedule = Schedule()
         self._native: NativeRun | None = None
         self._updates: list[_Recorded] = []
-        self._ops: list[Any] = []
+        self._arrays: list[Any] = []
+        """The arrays of all updates, one after the other, while they run; the recording refers to this list."""
+        self._nothing: list[None] = []
+        self._ops: list[Operator] = []
         """The operators whose numbers are in the recorded calls."""
+        self._places: list[int] = []
+        """The addresses of these numbers."""
 
-    def run(self, run: Run, steps: Sequence[PreparedUpdate]) -> bool:
+    def run(
+        self, run: Run, arrays: Sequence[Sequence[BaseArray]], ops: Sequence[Operator],
+        prepare: Callable[[], Sequence[PreparedUpdate]],
+    ) -> bool:  # fmt: skip
         """Update all weights and return True; return False, having done nothing, if they must be updated one by one.
 
         Args:
             run: the device and mode.
-            steps: the updates: of the same arrays each time, each in place.
+            arrays: the arrays of each update, the same each time; the first one is updated in place.
+            ops: the operators of the updates.
+            prepare: returns the updates, for the recording.
         """
         if not can_run_natively(run.device):
             return False
         action = self._schedule.next_action()
         if action == RECORD:
-            self._record(run, steps)
+            self._record(run, arrays, prepare())
             return True
         native = self._native
         if action != NATIVE or native is None:
             return False
-        for recorded, step in zip(self._updates, steps, strict=True):
-            recorded.arrays[:] = [array.storage.array for array in step.inputs]
-        done = self._set_numbers(native, steps) and native()
+        self._arrays[:] = _memory(arrays)
+        done = self._set_numbers(ops) and native()
         self._release()
         return done
 
     def _release(self) -> None:
         """Release the arrays: the memory of a gradient may be moved if nothing refers to it."""
-        for recorded in self._updates:
-            recorded.arrays[:] = [None] * len(recorded.arrays)
+        self._arrays[:] = self._nothing
 
-    def _set_numbers(self, native: NativeRun, steps: Sequence[PreparedUpdate]) -> bool:
+    def _set_numbers(self, ops: Sequence[Operator]) -> bool:
         """Write the numbers of operators that changed; return False if an operator has another loop."""
         numbers, last = b"", None
-        for at, (recorded, step) in enumerate(zip(self._updates, steps, strict=True)):
-            op = step.op
+        for at, (recorded, op) in enumerate(zip(self._updates, ops, strict=True)):
             if op is self._ops[at]:
                 continue
-            if _loop_of(op, recorded.dtype, len(step.inputs)) is not recorded.loop:
-                self._schedule = Schedule()  # record the other loop
-                return False
-            if last is None or op is not last[0] or recorded.loop is not last[1]:
-                numbers, last = _packed(recorded.loop, op), (op, recorded.loop)
-            native.replace_words(at, Loop.FIRST_NUMBER, numbers)
+            if last is None or op is not last[0] or recorded != last[1]:
+                if _loop_of(op, recorded.dtype, recorded.operands) is not recorded.loop:
+                    self._schedule = Schedule()  # record the other loop
+                    return False
+                numbers, last = _packed(recorded.loop, op), (op, recorded)
+            ctypes.memmove(self._places[at], numbers, len(numbers))
             self._ops[at] = op
         return True
 
-    def _record(self, run: Run, steps: Sequence[PreparedUpdate]) -> None:
+    def _record(
+        self, run: Run, array_lists: Sequence[Sequence[BaseArray]], steps: Sequence[PreparedUpdate]
+    ) -> None:  # fmt: skip
         """Update the weights one by one, and record the loops."""
         self._native, self._updates, self._ops = None, [], []
+        arrays = self._arrays = _memory(array_lists)
+        self._nothing = [None] * len(arrays)
         calls: list[list[LoopCall]] = []
+        start = 0
         for step in steps:
-            arrays = [array.storage.array for array in step.inputs]
-            recording = Recording((arrays,), pointer, lambda array: False)
+            positions = range(start, start := start + len(step.inputs))
+            own = [arrays[position] for position in positions]
+            recording = Recording((), pointer, lambda array: False)
+            recording.use_items(arrays, positions)
             with recording_to(recording):
-                step.forward(run, arrays, [arrays[0]])
-            loop = _loop_of(step.op, arrays[0].dtype, len(arrays))
+                step.forward(run, own, [own[0]])
+            loop = _loop_of(step.op, own[0].dtype, len(own))
             if loop is not None and _is_call_of(recording, loop, step.op):
-                self._updates.append(_Recorded(arrays, loop, arrays[0].dtype))
+                self._updates.append(_Recorded(loop, own[0].dtype, len(own)))
                 calls.append([call for call in recording.calls if isinstance(call, LoopCall)])
                 self._ops.append(step.op)
         if len(calls) == len(steps):
-            flops = sum(each.arrays[0].size * len(each.arrays) for each in self._updates)
-            self._native = NativeRun(calls, threads_here(), flops)
+            flops = sum(each.out.size * len(each.inputs) for each in steps)
+            native = self._native = NativeRun(calls, threads_here(), flops)
+            self._places = [native.word_address(at, Loop.FIRST_NUMBER) for at in range(len(calls))]
         self._release()
         self._schedule.complete()
+
+
+def _memory(array_lists: Sequence[Sequence[BaseArray]]) -> list[Any]:
+    """Return the memory of all arrays, one after the other."""
+    return [array.storage.array for arrays in array_lists for array in arrays]
 
 
 def _loop_of(op: Any, dtype: DType, count: int) -> Loop | None:

@@ -238,8 +238,31 @@ class Operator:
             cls._interned[key] = instance
         return instance
 
+    def varied(self, changes: dict[str, Any]) -> Operator:
+        """Return the operator with other values of some parameters.
+
+        It is not interned: use it for values that change at each call, such as the learning rate of an update.
+
+        Raises:
+            ParameterError: as in :meth:`create`.
+        """
+        cls, values = type(self), self.__dict__
+        instance = cls(**{name: values[name] for name in cls.parameters if name in values} | self._checked(changes))
+        object.__setattr__(instance, "_specs", {})
+        return instance
+
     @classmethod
     def _convert(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        values = cls._checked(arguments)
+        missing = [name for name, parameter in cls.parameters.items() if parameter.required and name not in values]
+        if missing:
+            description = ", ".join(f"{name} ({cls.parameters[name].describe()})" for name in missing)
+            raise ParameterError(f"{cls.name}: missing parameter {description}")
+        return values
+
+    @classmethod
+    def _checked(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return arguments, of which some may be missing, in the types of the parameters."""
         values = {}
         for name, value in arguments.items():
             parameter = cls.parameters.get(name)
@@ -248,10 +271,6 @@ class Operator:
                 hint = did_you_mean(name, cls.parameters, _OTHER_PARAMETERS)
                 raise ParameterError(f"{cls.name}: there is no parameter {name!r}, only {names}{hint}")
             values[name] = parameter.convert(value, cls.name)
-        missing = [name for name, parameter in cls.parameters.items() if parameter.required and name not in values]
-        if missing:
-            description = ", ".join(f"{name} ({cls.parameters[name].describe()})" for name in missing)
-            raise ParameterError(f"{cls.name}: missing parameter {description}")
         return values
 
     @classmethod

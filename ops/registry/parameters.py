@@ -92,6 +92,8 @@ class Parameter(NamedTuple):
         Raises:
             ParameterError: the value is invalid; the message names operator and parameter.
         """
+        if type(value) is float is self.kind and self.low is None and self.high is None:
+            return value
         if self.optional and (value is None or value == "None" or value == ""):
             return None
         try:

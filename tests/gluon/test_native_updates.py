@@ -25,8 +25,8 @@ def runs(monkeypatch):
     results = []
 
     class Observed(native_updates.NativeUpdates):
-        def run(self, run, steps):
-            results.append(super().run(run, steps) and self._native is not None)
+        def run(self, *arguments):
+            results.append(super().run(*arguments) and self._native is not None)
             return results[-1] or bool(self._updates and self._native is None)
 
     monkeypatch.setattr(grouped_updates, "NativeUpdates", Observed)

@@ -137,7 +137,12 @@ class Loop:
 
     def values(self, owner: Any) -> list[float]:
         """Return the numbers that are passed with a call of this operator."""
-        return [evaluate(uniform, lambda name: getattr(owner, name)) for uniform in self.uniforms]
+        return [
+            float(getattr(owner, uniform.value))
+            if uniform.kind == "parameter"
+            else evaluate(uniform, lambda name: getattr(owner, name))
+            for uniform in self.uniforms
+        ]
 
     def run(self, size: int, numbers: Sequence[float], arrays: Sequence[Array]) -> bool:
         """Run it over flat arrays, inputs first; return False if it is not compiled (yet)."""

@@ -312,15 +312,14 @@ class NativeRun:
         check("primitive_execute", result)
         raise OneDNNError("oneDNN: primitive_execute failed")
 
-    def replace_words(self, loop: int, first: int, words: bytes) -> None:
-        """Replace some arguments of a loop in later runs.
+    def word_address(self, loop: int, word: int) -> int:
+        """Return the address of an argument of a loop, through which later runs get another value.
 
         Args:
             loop: the position of the loop among the recorded loops.
-            first: the position of the first argument.
-            words: the new ones.
+            word: the position of the argument.
         """
-        ctypes.memmove(ctypes.addressof(self._words[2 * loop]) + 8 * first, words, len(words))
+        return ctypes.addressof(self._words[2 * loop]) + 8 * word
 
     @property
     def current_step(self) -> int:
