@@ -332,6 +332,8 @@ class HybridBlock(Block):
         return traced._replace(inputs=[str(variable.name) for variable in inputs], symbol=symbol)
 
     def _flat_inputs(self, args: tuple[Any, ...]) -> tuple[list[Any], Format]:
+        if all(isinstance(arg, NDArray) for arg in args):  # as usual
+            return list(args), [0] * len(args)
         return flatten(args, NDArray, f"hybridized {type(self).__name__} {self.name!r}: inputs", optional=True)
 
     def _compile(self, arrays: Sequence[NDArray], form: Format, args: tuple[Any, ...]) -> Compiled:

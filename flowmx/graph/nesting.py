@@ -21,8 +21,8 @@ def flatten(nested: Any, leaf: type, what: str, optional: bool = False) -> tuple
         TypeError: a value is neither a list nor a ``leaf``; the message begins with ``what``.
     """
     if isinstance(nested, leaf):
-        outputs = getattr(nested, "num_outputs", 1)
         items: Any = nested
+        outputs = items.num_outputs if hasattr(type(nested), "num_outputs") else 1
         return ([items], 0) if outputs == 1 else (list(items), outputs)
     if nested is None and optional:
         return [], -1
