@@ -341,6 +341,7 @@ def from_one_element(monkeypatch):
     monkeypatch.setattr(softmax, "MIN_SIZE", 1)
     monkeypatch.setattr("flowmx.ops.kernels.llvm.normalization.MIN_SIZE", 1)
     monkeypatch.setattr(gather, "_MIN_SIZE", 1)
+    monkeypatch.setattr(gather, "_MIN_ROWS_SIZE", 1)
 
 
 SHAPES = [(3, 7), (50, 16), (33, 100), (1, 1000), (1000, 1), (4, 5, 6), (2, 3, 4, 37), (7, 10, 64), (2, 100, 3)]
@@ -452,6 +453,12 @@ def test_reductions(shape, name, calls):
         assert not calls
     if name == "norm":
         check(name, [x], {"ord": 1}, rtol=2e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 14, 14), (3, 5, 7, 9), (2, 3, 4), (4, 1, 1)])
+def test_sums_over_the_elements_of_channels(shape, calls):
+    check("_backward_bias", [normal(*shape)], {"axis": 1}, rtol=2e-5, atol=2e-5)
+    assert calls
 
 
 # -- gathering ---------------------------------------------------------------------------------------------

@@ -331,8 +331,8 @@ def test_the_kernels_of_small_calls_are_bound_once(name, parameters, shapes, mon
     with monkeypatch.context() as patch:
         patch.setattr(type(op), "forward", None)
         computation(run, inputs, actual)
-    np.testing.assert_array_equal(actual[0], expected[0])
-    np.testing.assert_array_equal(turned[0], expected[0])
+    np.testing.assert_allclose(actual[0], expected[0], rtol=3e-7)  # loops round exp and tanh differently
+    np.testing.assert_array_equal(turned[0], actual[0])
 
 
 @pytest.mark.parametrize("second", [False, True])

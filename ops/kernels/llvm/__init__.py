@@ -14,6 +14,7 @@ MODULES = (
     "attention",
     "casts",
     "chain",
+    "cross_entropy",
     "formulas",
     "gather",
     "joined_normalization",

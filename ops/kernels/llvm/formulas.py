@@ -128,7 +128,7 @@ def _rectified(p: Parameters, x: Expr, gamma: Expr | None = None) -> Expr | None
     return None if rectifier is None else rectifier.compute(p, x)
 
 
-fused("Activation", lambda p, x: ACTIVATIONS[p.op.act_type].compute(x), variant=_act_type)
+fused("Activation", lambda p, x: ACTIVATIONS[p.op.act_type].compute(x), variant=_act_type, least=1)
 fused(
     "_backward_Activation", lambda p, head, y: head * ACTIVATIONS[p.op.act_type].slope(y), variant=_act_type, least=FEW
 )

@@ -11,7 +11,7 @@ import numpy as np
 
 from flowmx.ops.formulas.expressions import Expr, Parameters, absolute
 from flowmx.ops.kernels.llvm.row_loops import Kind, Row, Rows
-from flowmx.ops.kernels.llvm.softmax import suits
+from flowmx.ops.kernels.llvm.softmax import bound_rows, computed, suits
 from flowmx.ops.registry.kernels import kernel
 from flowmx.ops.registry.operators import Array, Bound, Form, Run, Shape
 
@@ -160,3 +160,33 @@ def _norm(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) 
         op.forward(run, inputs, outputs)
     else:
         out[...] = (sums if op.ord == 1 else np.sqrt(sums)).reshape(out.shape)
+
+
+def _channels(op: Any, shape: Shape) -> tuple[int, int, int] | None:
+    """Return images, channels and elements of a channel for the gradient of a bias; None for other layouts."""
+    if op.axis != 1 or len(shape) < 3 or 0 in shape:
+        return None
+    images, channels, length = shape[0], shape[1], math.prod(shape[2:])
+    return (images, channels, length) if images * length <= _LONGEST else None
+
+
+def _bind_backward_bias(op: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+    """Return the sums over the elements of each channel of one image."""
+    (shape, dtype), place = in_forms[0], _channels(op, in_forms[0][0])
+    plain: Bound = op.forward
+    if place is None:
+        return op.bound(np, in_forms, out_forms) or plain
+    if place[0] != 1 or not computed(dtype):
+        return None
+    return bound_rows(_PLAIN, None, (shape[1], place[2], 1), [dtype, dtype], plain)
+
+
+@kernel("cpu", "_backward_bias", bind=_bind_backward_bias, only_native=True)
+def _backward_bias(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    head, out = inputs[0], outputs[0]
+    place = _channels(op, head.shape)
+    if place is not None and suits(head, out):
+        images, channels, length = place
+        if _PLAIN.run(None, (channels, length, 1), [head], [out], images):
+            return
+    op.forward(run, inputs, outputs)

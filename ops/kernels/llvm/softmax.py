@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from flowmx.ops.registry.kernels import Kernel, kernel, register_kernel
 from flowmx.ops.registry.operators import Array, Bound, Form, Run, Shape
 
 MIN_SIZE = FEW
-"""The operator's forward runs below this number of elements."""
+"""The operator's forward runs below this number of elements, except for softmax and its relatives."""
 
 
 def softmax(p: Parameters, row: Row, x: Expr) -> Expr:
@@ -28,7 +28,8 @@ def softmax(p: Parameters, row: Row, x: Expr) -> Expr:
     return e * (1.0 / row.sum(e))
 
 
-def _log_softmax(p: Parameters, row: Row, x: Expr) -> Expr:
+def log_softmax(p: Parameters, row: Row, x: Expr) -> Expr:
+    """Return the formula of log_softmax."""
     top = row.max(x * p.scaling)
     shifted = x * p.scaling - top
     return shifted - row.log(row.sum(row.exp(shifted)))
@@ -70,7 +71,7 @@ class Of(NamedTuple):
 FORMULAS = {
     "softmax": Of(softmax, 1, lambda op: op.scale()),
     "softmin": Of(softmax, 1, lambda op: op.scale()),
-    "log_softmax": Of(_log_softmax, 1, lambda op: op.scale()),
+    "log_softmax": Of(log_softmax, 1, lambda op: op.scale()),
     "_backward_softmax": Of(_backward_softmax, 2, lambda op: op.scaling),
     "_backward_log_softmax": Of(_backward_log_softmax, 2, lambda op: op.scaling),
 }
@@ -101,19 +102,44 @@ def bound_rows(
     """Bind a row formula to arrays of one form, with the operator's forward as fallback."""
     call, compute = rows.bind(parameters, place, dtypes), rows.run
 
+    def run_rows(inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+        if call is None:
+            return compute(parameters, place, inputs, outputs)
+        call(*inputs, *outputs)
+        return True
+
     def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        for each in (*inputs, *outputs):
-            if not each.flags.c_contiguous:
-                break
-        else:
-            if call is not None:
-                call(*inputs, *outputs)
-                return
-            if compute(parameters, place, inputs, outputs):
-                return
-        plain(run, inputs, outputs)
+        if not in_c_order(run_rows, inputs, outputs):
+            plain(run, inputs, outputs)
 
     return bound
+
+
+def in_c_order(
+    compute: Callable[[Sequence[Array], Sequence[Array]], bool], inputs: Sequence[Array], outputs: Sequence[Array]
+) -> bool:
+    """Compute on arrays in C order, which are copies if necessary, so that bits do not depend on the layout.
+
+    Args:
+        compute: the computation; returns False if it did nothing.
+        inputs: the inputs.
+        outputs: the outputs.
+
+    Returns:
+        The result of the computation.
+    """
+    for each in (*inputs, *outputs):
+        if not each.flags.c_contiguous:
+            break
+    else:
+        return compute(inputs, outputs)
+    copies = [each if each.flags.c_contiguous else np.empty_like(each, order="C") for each in outputs]
+    if not compute([np.ascontiguousarray(each) for each in inputs], copies):
+        return False
+    for target, copy in zip(outputs, copies, strict=True):
+        if copy is not target:
+            target[...] = copy
+    return True
 
 
 class OfRows(Kernel):
@@ -124,18 +150,26 @@ class OfRows(Kernel):
         count: the number of inputs for which the formula applies.
         place: called with the operator and its output's shape; returns the parameters, and the shape for
             :meth:`Rows.run`.
+        is_for_few: whether it replaces the operator's forward also below :data:`MIN_SIZE`.
     """
 
     only_native = True
 
-    def __init__(self, rows: Rows, count: int, place: Callable[[Any, Shape], tuple[Any, tuple[int, int, int]]]) -> None:
-        self._rows, self._count, self._place = rows, count, place
+    def __init__(
+        self, rows: Rows, count: int, place: Callable[[Any, Shape], tuple[Any, tuple[int, int, int]]],
+        is_for_few: bool = False,
+    ) -> None:  # fmt: skip
+        self._rows, self._count, self._place, self._is_for_few = rows, count, place, is_for_few
+
+    def _is_enough(self, size: int) -> bool:
+        return size >= MIN_SIZE or (self._is_for_few and size > 0)
 
     def compute(self, op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute the operator."""
         out = outputs[0]
-        fast = out.size >= MIN_SIZE and len(inputs) == self._count and suits(*inputs, *outputs)
-        if not (fast and self._rows.run(*self._place(op, out.shape), inputs, outputs)):
+        fast = self._is_enough(out.size) and len(inputs) == self._count
+        fast = fast and all(map(computed, [each.dtype for each in (*inputs, *outputs)]))
+        if not (fast and in_c_order(partial(self._rows.run, *self._place(op, out.shape)), inputs, outputs)):
             op.forward(run, inputs, outputs)
 
     def takes(self, op: Any, dtype: DType) -> bool:
@@ -148,7 +182,7 @@ class OfRows(Kernel):
         dtypes = [dtype for _, dtype in (*in_forms, *out_forms)]
         if not all(map(computed, dtypes)) or len(in_forms) != self._count:
             return None
-        if math.prod(shape) < MIN_SIZE:
+        if not self._is_enough(math.prod(shape)):
             plain: Bound = op.bound(np, in_forms, out_forms) or op.forward
             return plain
         return bound_rows(self._rows, *self._place(op, shape), dtypes, op.forward)
@@ -160,7 +194,7 @@ def _register(name: str, of: Of) -> None:
     def of_rows(op: Any, shape: Shape) -> tuple[Any, tuple[int, int, int]]:
         return Scaled(of.scaling(op)), around(shape, op.axis)
 
-    register_kernel("cpu", name, OfRows(rows, of.full, of_rows))
+    register_kernel("cpu", name, OfRows(rows, of.full, of_rows, True))
 
 
 for _name, _of in FORMULAS.items():
