@@ -118,7 +118,7 @@ def bind_once(op: Operator, spec: Spec, device: Device, inputs: Sequence[BaseArr
         forward = forward_of_call(op, spec, device, forms)
         if spec.light and _records_calls(op, device):
             flops = op.cost([shape for shape, _ in forms], spec.shapes)[0]
-            forward = late("ops.kernels.recorded_calls").RecordedCall(forward, flops)
+            forward = late("ops.kernels.recorded_calls").RecordedCall(forward, op, flops)
         ready = device, forward, run_on(device, False), run_on(device, True)
         if not compiling.missed:
             spec.ready = ready

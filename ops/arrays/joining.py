@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred, shape_of
 from flowmx.ops.arrays.shape_arithmetic import axis_of, part_length
@@ -140,6 +142,18 @@ class Stack(Operator, moves=True, precision=Precision.WIDEST, batch_wise=BatchWi
             return completed, [None]
         axis = axis_of(self, self.axis, len(shape) + 1)
         return completed, [(*shape[:axis], self.num_args, *shape[axis:])]
+
+    def bound(self, xp: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+        shape, dtype = in_forms[0]
+        if xp is not np or any(form != (shape, dtype) for form in (*in_forms, (shape, out_forms[0][1]))):
+            return None
+        axis = self.axis % (len(shape) + 1)
+        part = (*shape[:axis], 1, *shape[axis:])
+
+        def stack(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+            np.concatenate([each.reshape(part) for each in inputs], axis, outputs[0])
+
+        return stack
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.stack(inputs, axis=self.axis, out=outputs[0])

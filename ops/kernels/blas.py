@@ -1,7 +1,7 @@
 """NumPy's BLAS in native calls: small products of matrices, as ``numpy.matmul`` computes them.
 
-A generated function takes the address of BLAS's ``sgemm`` and its arguments as words, so that a product can be a record
-of a native run.
+A generated function takes the address of BLAS's ``sgemm`` or ``sgemv`` and its arguments as words, so that a product
+can be a record of a native run.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -18,23 +18,24 @@ from flowmx.ops.kernels.llvm.assembly import DATA
 from flowmx.ops.kernels.llvm.background_compilation import Program
 from flowmx.ops.registry.operators import Array
 
-_NAMES = ("scipy_cblas_sgemm64_", "cblas_sgemm64_")
-"""The function in builds of BLAS with 64-bit integers, such as that of NumPy's wheels."""
-_PLAIN, _TRANSPOSED = 111, 112
+Product = Callable[[Array, Array, Array], None]
 
-_TEXT = """
-define void @kernel(ptr %data) nounwind {
-entry:
-{loads}
+_NAMES = {"gemm": ("scipy_cblas_sgemm64_", "cblas_sgemm64_"), "gemv": ("scipy_cblas_sgemv64_", "cblas_sgemv64_")}
+"""The functions in builds of BLAS with 64-bit integers, such as that of NumPy's wheels."""
+_BY_ROWS, _BY_COLUMNS, _PLAIN, _TRANSPOSED = 101, 102, 111, 112
+
+_GEMM = """
   call void %f2(i32 101, i32 %t3, i32 %t4, i64 %w5, i64 %w6, i64 %w7, float 1.0, ptr %d11, i64 %w8,
                 ptr %d12, i64 %w9, float 0.0, ptr %d13, i64 %w10)
-  ret void
-}
+"""
+_GEMV = """
+  call void %f2(i32 %t3, i32 %t4, i64 %w5, i64 %w6, float 1.0, ptr %d11, i64 %w7,
+                ptr %d12, i64 1, float 0.0, ptr %d13, i64 1)
 """
 
 
-def _text(features: frozenset[str]) -> str:
-    lines = []
+def _text(call: str, features: frozenset[str]) -> str:
+    lines = ["define void @kernel(ptr %data) nounwind {", "entry:"]
     for word in range(2, 14):
         lines.append(f"  %at{word} = getelementptr i64, ptr %data, i64 {word}")
         if word == 2:
@@ -49,28 +50,28 @@ def _text(features: frozenset[str]) -> str:
             lines.append(f"  %w{word} = load i64, ptr %at{word}")
             if word in (3, 4):
                 lines.append(f"  %t{word} = trunc i64 %w{word} to i32")
-    return _TEXT.replace("{loads}", "\n".join(lines))
+    return "\n".join([*lines, call, "  ret void", "}", ""])
 
 
-_program = Program(_text)
+_gemm, _gemv = Program(partial(_text, _GEMM)), Program(partial(_text, _GEMV))
 
 
-@lru_cache(1)
-def _address() -> int:
-    """Return the address of ``sgemm`` in NumPy's BLAS; 0 if it is not found."""
+@lru_cache(2)
+def _address(kind: str) -> int:
+    """Return the address of a function in NumPy's BLAS; 0 if it is not found."""
     module = getattr(getattr(np, "_core", None), "_multiarray_umath", None)
     try:
         library = ctypes.CDLL(module.__file__)  # type: ignore[union-attr]
     except (AttributeError, OSError, TypeError):
         return 0
-    for name in _NAMES:
+    for name in _NAMES[kind]:
         function = getattr(library, name, None)
         if function is not None:
             return ctypes.cast(function, ctypes.c_void_p).value or 0
     return 0
 
 
-def product(rows: int, columns: int, terms: int, turn_a: bool) -> Callable[[Array, Array, Array], None] | None:
+def product(rows: int, columns: int, terms: int, turn_a: bool = False, turn_b: bool = False) -> Product | None:
     """Return ``function(a, b, out)`` for float32 matrices in C order, with the bits of ``numpy.matmul``.
 
     Args:
@@ -78,19 +79,40 @@ def product(rows: int, columns: int, terms: int, turn_a: bool) -> Callable[[Arra
         columns: the number of its columns, above 1.
         terms: the number of products in each sum, above 1.
         turn_a: whether ``a`` is stored as (terms, rows).
+        turn_b: whether ``b`` is stored as (columns, terms).
 
     Returns:
         the function; None if NumPy multiplies such matrices differently, or the call is not compiled (yet).
     """
-    if min(rows, columns, terms) < 2 or not _address() or _program.get() is None:
+    if min(rows, columns, terms) < 2:
         return None
-    head = (0, 1, _address(), _TRANSPOSED if turn_a else _PLAIN, _PLAIN, rows, columns, terms,
-            rows if turn_a else terms, columns, columns)  # fmt: skip
-    pack_head, pack_places = struct.Struct(f"{len(head)}q").pack(*head), struct.Struct("3q").pack
+    turns = [_TRANSPOSED if turn else _PLAIN for turn in (turn_a, turn_b)]
+    steps = rows if turn_a else terms, terms if turn_b else columns, columns
+    return _call("gemm", _gemm, (*turns, rows, columns, terms, *steps))
+
+
+def row_product(columns: int, terms: int) -> Product | None:
+    """Return ``function(matrix, row, out)``: a row times a matrix of shape (terms, columns); see :func:`product`."""
+    if min(columns, terms) < 2:
+        return None
+    return _call("gemv", _gemv, (_BY_ROWS, _TRANSPOSED, terms, columns, columns, 0, 0, 0))
+
+
+def column_product(rows: int, terms: int) -> Product | None:
+    """Return ``function(matrix, column, out)``: a matrix of shape (rows, terms) times a column; see :func:`product`."""
+    if min(rows, terms) < 2:
+        return None
+    return _call("gemv", _gemv, (_BY_COLUMNS, _TRANSPOSED, terms, rows, terms, 0, 0, 0))
+
+
+def _call(kind: str, program: Program, words: tuple[int, ...]) -> Product | None:
+    if not _address(kind) or program.get() is None:
+        return None
+    head, pack_places = struct.pack("11q", 0, 1, _address(kind), *words), struct.Struct("3q").pack
 
     def multiply(a: Array, b: Array, out: Array) -> None:
-        compiled = _program.compiled
+        compiled = program.compiled
         assert compiled is not None
-        team.run(compiled, pack_head + pack_places(id(a), id(b), id(out)), 1, (a, b, out))
+        team.run(compiled, head + pack_places(id(a), id(b), id(out)), 1, (a, b, out))
 
     return multiply

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from flowmx.ops.kernels.llvm.native_run import NativeRun
 from flowmx.ops.kernels.native_steps import NATIVE, RECORD, Schedule
 from flowmx.ops.kernels.onednn.kernel import threads_here
 from flowmx.ops.kernels.onednn.layouts import pointer
-from flowmx.ops.kernels.recording import Recording, recording_to
-from flowmx.ops.registry.operators import Array, Bound, Run
+from flowmx.ops.kernels.recording import NativeCall, Recording, recording_to
+from flowmx.ops.kernels.small_arrays import native_form
+from flowmx.ops.registry.operators import Array, Bound, Operator, Run
 
 PATIENCE = 2
 """The number of calls before the recording, as a multiple of that of longer runs."""
@@ -42,11 +45,12 @@ class RecordedCall:
 
     Args:
         forward: the forward, which touches arrays only in native calls, if it makes any.
+        op: the operator.
         flops: the number of its floating-point operations.
     """
 
-    def __init__(self, forward: Bound, flops: int) -> None:
-        self._forward, self._flops = forward, flops
+    def __init__(self, forward: Bound, op: Operator, flops: int) -> None:
+        self._forward, self._op, self._flops = forward, op, flops
         self._idle: list[_Call] = []
         self._is_native = True
 
@@ -82,10 +86,28 @@ class RecordedCall:
             self._forward(run, arrays[:count], arrays[count:])
         if not is_plain:
             call.schedule.record_later()
-        elif not recording.calls:  # the array library computes it
-            self._is_native = False
-        elif recording.is_complete:
+        elif recording.calls and recording.is_complete:
             call.native = NativeRun([recording.calls], threads_here(), self._flops)
+        else:  # the array library computes it, or a part of it
+            calls = self._record_form(arrays, count)
+            call.native = NativeRun([calls], threads_here(), self._flops) if calls else None
+            self._is_native = bool(calls or recording.calls)
         call.nothing = (None,) * len(arrays)
         arrays[:] = call.nothing
         call.schedule.complete()
+
+    def _record_form(self, arrays: list[Array], count: int) -> Sequence[NativeCall]:
+        """Return the calls of the operator's native form if it gives the bits of the outputs, else nothing."""
+        inputs, outputs = arrays[:count], arrays[count:]
+        form = native_form(self._op, *[[(each.shape, each.dtype) for each in some] for some in (inputs, outputs)])
+        if form is None or any(np.may_share_memory(one, other) for one in inputs for other in outputs):
+            return ()
+        expected = [each.copy() for each in outputs]
+        recording = Recording((arrays,), pointer, lambda array: False)
+        with recording_to(recording):
+            form(inputs, outputs)
+        if all(one.tobytes() == other.tobytes() for one, other in zip(outputs, expected, strict=True)):
+            return recording.calls if recording.is_complete else ()
+        for one, other in zip(outputs, expected, strict=True):
+            one[...] = other
+        return ()

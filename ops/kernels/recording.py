@@ -211,6 +211,16 @@ def refuse() -> None:
 
 
 @contextmanager
+def expect_calls() -> Iterator[None]:
+    """Mark the current recording, if any, as incomplete if no native call is made inside the context."""
+    recording = _local.recording
+    count = 0 if recording is None else len(recording.calls)
+    yield
+    if recording is not None and len(recording.calls) == count:
+        recording.is_complete = False
+
+
+@contextmanager
 def recording_to(recording: Recording) -> Iterator[Recording]:
     """Record the native calls of this thread inside the context."""
     outer, _local.recording = _local.recording, recording

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from flowmx.ops.nn.activation import Activation
 from flowmx.ops.nn.linear import FullyConnected
-from flowmx.ops.registry.kernels import kernel_for
 from flowmx.ops.registry.operators import Array, Bound, Form, Operator, Run, operator, required
 
 
@@ -29,7 +28,8 @@ class Dense(FullyConnected, hidden=True, quantized=None):
 
     def bound(self, xp: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
         product, activation = (
-            _bound(part, xp, forms, out_forms) for part, forms in zip(self.parts, (in_forms, out_forms), strict=True)
+            part.bound(xp, forms, out_forms) or part.forward
+            for part, forms in zip(self.parts, (in_forms, out_forms), strict=True)
         )
 
         def forward(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -46,13 +46,3 @@ class Dense(FullyConnected, hidden=True, quantized=None):
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         product, activation = self.parts
         return [*product.gradient(F, inputs, (), activation.gradient(F, (), outputs, heads))]
-
-
-def _bound(op: Operator, xp: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound:
-    """Return the specialized forward of one of the parts."""
-    if getattr(xp, "__name__", "") != "numpy":
-        return op.bound(xp, in_forms, out_forms) or op.forward
-    kernel = kernel_for("cpu", op.name)
-    bind = None if kernel is None else kernel.bind
-    function = op.bound(xp, in_forms, out_forms) if bind is None else bind(op, in_forms, out_forms)
-    return function or op.forward

@@ -8,6 +8,7 @@ import pytest
 
 import flowmx as mx
 from flowmx import nd, settings
+from flowmx.ndarray.functions import op
 from flowmx.ops.kernels import native_steps, recorded_calls
 from flowmx.ops.kernels.llvm import native_run
 from tests.native_runs import eager_native_runs
@@ -47,6 +48,10 @@ def pool(x, kind="max"):
     return nd.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type=kind)
 
 
+def dense(x, kind):
+    return op("_dense", x, random(6, 4, seed=1), random(6, seed=2), num_hidden=6, act_type=kind)
+
+
 CASES = {
     "convolution": (convolve, (2, 3, 9, 9)),
     "transposed convolution": (
@@ -54,11 +59,14 @@ CASES = {
     ),
     "product": (lambda x: nd.FullyConnected(x, random(80, 64, seed=1), random(80, seed=2), num_hidden=80), (72, 64)),
     "small product": (lambda x: nd.FullyConnected(x, random(3, 4, seed=1), num_hidden=3, no_bias=True), (2, 4)),
+    "dense layer": (lambda x: dense(x, "relu"), (3, 4)),
+    "dense layer of one row": (lambda x: dense(x, "tanh"), (1, 4)),
+    "cross-entropy": (lambda x: op("_class_cross_entropy", x, nd.array([0, 2, 9, -1])), (4, 5)),
     "max pooling": (pool, (2, 3, 8, 8)),
     "mean pooling": (lambda x: pool(x, "avg"), (2, 3, 8, 8)),
     "response normalization": (lambda x: nd.LRN(x, nsize=3), (2, 5, 6, 6)),
 }  # fmt: skip
-NATIVE = [name for name in CASES if name != "small product"]
+NATIVE = list(CASES)
 
 
 @pytest.mark.parametrize("name", CASES)

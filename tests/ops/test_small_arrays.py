@@ -48,7 +48,7 @@ def test_products_of_gradients():
         multiply = np.multiply if rows == 1 else np.matmul
         forms += check(of_data, [head, weight], np.matmul(head, weight))
         forms += check(of_weight, [head, data], np.ascontiguousarray(multiply(head.T, data)))
-    assert forms > 300
+    assert forms > 360
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -57,8 +57,56 @@ def test_sums_of_columns(dtype):
     for rows, columns, groups in sizes(100):
         head = normal(groups, rows, columns, dtype=dtype)
         expected = head.reshape(-1, columns).sum(axis=0)
-        assert check(op, [head], expected) == (columns > 1)
-        assert check(op, [head[0]], np.add.reduce(head[0], 0)) == (columns > 1)
+        assert check(op, [head], expected) == (columns > 1 or 8 <= rows * groups <= 128)
+        assert check(op, [head[0]], np.add.reduce(head[0], 0)) == (columns > 1 or rows >= 8)
+
+
+@pytest.mark.parametrize("count", [8, 9, 15, 16, 31, 64, 127, 128])
+def test_a_single_column_is_added_up_in_pairs(count):
+    op = lookup("_backward_bias").create(axis=-1)
+    head = normal(count, 1)
+    assert check(op, [head], np.add.reduce(head, 0))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("shape", "axis"), [((5, 7), None), ((5, 7), 1), ((2, 3, 4), (1, 2)), ((40,), 0), ((3, 1), 1)])
+def test_gradients_of_sums_and_means_fill_rows(shape, axis, dtype):
+    x = normal(*shape, dtype=dtype)
+    head = np.atleast_1d(x.sum(axis=axis))
+    wide = np.broadcast_to(x.sum(axis=axis, keepdims=True), shape).copy()
+    assert check(lookup("_backward_sum").create(axis=axis), [head, x], wide)
+    assert check(lookup("_backward_mean").create(axis=axis), [head, x], wide / dtype(x.size // head.size))
+
+
+def test_a_gradient_of_a_sum_over_first_axes_has_no_form():
+    op = lookup("_backward_sum").create(axis=0)
+    assert not check(op, [normal(7), normal(5, 7)], np.empty((5, 7), np.float32))
+
+
+@pytest.mark.parametrize(("shape", "offset", "strides"), [((1,), 3, (1,)), ((4,), 4, (1,)), ((2, 4), 4, (4, 1))])
+def test_a_part_in_zeros(shape, offset, strides):
+    head, expected = normal(*shape), np.zeros((3, 4), np.float32)
+    expected.reshape(-1)[offset : offset + head.size] = head.reshape(-1)
+    op = lookup("_embedded_part").create(whole=(3, 4), shape=shape, offset=offset, strides=strides)
+    assert check(op, [head], expected)
+
+
+def test_a_part_with_gaps_has_no_form():
+    op = lookup("_embedded_part").create(whole=(3, 4), shape=(3, 1), offset=1, strides=(4, 1))
+    assert not check(op, [normal(3, 1)], np.zeros((3, 4), np.float32))
+
+
+@pytest.mark.parametrize(("shape", "axis", "has_form"), [((3, 5), 0, True), ((1, 3, 5), 1, True), ((5, 3), 1, False)])
+def test_parts_of_an_array(shape, axis, has_form):
+    x = normal(*shape)
+    expected = [np.ascontiguousarray(each) for each in np.split(x, 3, axis)]
+    outputs = [np.full_like(each, 7) for each in expected]
+    op = lookup("SliceChannel").create(num_outputs=3, axis=axis)
+    form = native_form(op, [(x.shape, x.dtype)], [(each.shape, each.dtype) for each in outputs])
+    assert (form is not None) == has_form
+    if form is not None:
+        form([x], outputs)
+        assert all(map(np.array_equal, outputs, expected))
 
 
 def test_outer_product_keeps_signs_of_zeros():

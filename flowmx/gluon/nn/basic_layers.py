@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
@@ -15,8 +16,9 @@ from flowmx.gluon.base_block import A, Block
 from flowmx.gluon.hybrid import HybridBlock, Layer
 from flowmx.gluon.nn.activations import Activation
 from flowmx.ndarray import NDArray, core
-from flowmx.ndarray.functions import op
+from flowmx.ndarray.functions import apply
 from flowmx.ops.registry.dtypes import FLOAT32
+from flowmx.ops.registry.operators import Operator, lookup
 from flowmx.ops.sparse.shapes import SparseShape
 
 __all__ = ["Dense", "Dropout", "Embedding", "Flatten", "HybridLambda", "HybridSequential", "Lambda", "Sequential"]
@@ -148,10 +150,7 @@ class Dense(Layer):
     def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
         if self.act is not None and isinstance(x, NDArray) and self._can_fuse_activation(x, weight):
             inputs = (x, weight) if bias is None else (x, weight, bias)
-            return op(
-                "_dense", *inputs, num_hidden=self._units, no_bias=bias is None, flatten=self._flatten,
-                act_type=self.act._act_type,
-            )  # fmt: skip
+            return apply(_fused(self._units, bias is None, self._flatten, self.act._act_type), inputs)
         out = F.FullyConnected(
             x, weight, bias, no_bias=bias is None, num_hidden=self._units, flatten=self._flatten, name="fwd"
         )
@@ -181,6 +180,12 @@ class Dense(Layer):
 
 
 _ACTIVATION = Activation.hybrid_forward
+
+
+@lru_cache(1024)
+def _fused(units: int, no_bias: bool, flatten: bool, act_type: str) -> Operator:
+    """Return the operator of a product with an activation."""
+    return lookup("_dense").create(num_hidden=units, no_bias=no_bias, flatten=flatten, act_type=act_type)
 
 
 class Dropout(Layer):
