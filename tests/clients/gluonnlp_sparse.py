@@ -225,8 +225,8 @@ def samplers():
 
 
 CASES = {
-    "BigRNN of sparse weights": language_model(), "BigRNN of sparse gradients": language_model(sparse_weight=False),
-    "BigRNN of dense gradients": language_model(sparse_weight=False, sparse_grad=False),
+    "BigRNN with sparse weights": language_model(), "BigRNN of sparse gradients": language_model(sparse_weight=False),
+    "BigRNN with dense gradients": language_model(sparse_weight=False, sparse_grad=False),
     "sampled layers": sampled_layers, "skip-grams of words": embeddings("SG", False, "groupadagrad"),
     "skip-grams of subwords": embeddings("SG", True, "adagrad"), "bags of words": embeddings("CBOW", False, "sgd"),
     "bags of subwords": embeddings("CBOW", True, "groupadagrad"), "GloVe": glove, "samplers": samplers,
