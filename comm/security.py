@@ -69,7 +69,7 @@ class Tls:
 
     Args:
         certificate: PEM file of this node's certificate (with intermediate certificates).
-        key: PEM file of its private key.
+        key: PEM file of the certificate's private key.
         authority: PEM file of the authority's certificates, which must have issued the certificates of peers.
         check_hostname: whether a service's certificate must be for the address that clients use.
     """

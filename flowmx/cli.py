@@ -26,12 +26,12 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "models": {
         "train": (
             "flowmx.tools.commands.train",
-            "run a training script with settings, or train a model on a data file",
+            "run a training script with extra settings, or train a model on a data file",
         ),
         "serve": ("flowmx.serve.command", "serve a model over HTTP"),
         "convert": (
             "flowmx.tools.commands.convert",
-            "convert models and parameters to other formats: ONNX, safetensors, ...",
+            "convert models and parameters to other formats, such as ONNX and safetensors",
         ),
         "run": ("flowmx.tools.commands.run", "run a program written for MXNet"),
         "im2rec": ("flowmx.tools.im2rec", "write lists of images and RecordIO files"),
@@ -40,7 +40,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "info": ("flowmx.tools.commands.info", "print versions, devices and settings"),
         "doctor": (
             "flowmx.observability.doctor.command",
-            "diagnose running processes: state, wait chains, cause of a hang",
+            "show what running processes do, what they wait for, and why they hang",
         ),
         "dashboard": ("flowmx.tools.commands.dashboard", "show the dashboards of several processes on one page"),
         "plan": (
@@ -52,7 +52,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "distributed jobs": {
         "launch": ("flowmx.tools.commands.launch", "run a distributed job: locally, over ssh, or on a Dask cluster"),
         "node": ("flowmx.kvstore.launching.node_command", "run a node of a job that Slurm, Kubernetes or MPI started"),
-        "call": ("flowmx.kvstore.launching.call", "call a function of a module: call module:function"),
+        "call": ("flowmx.kvstore.launching.call", "call a function of a module"),
         "scheduler": ("flowmx.comm.launch.scheduler", "run the scheduler of a distributed job"),
         "server": ("flowmx.kvstore.server.main", "run a server of a distributed job"),
     },

@@ -92,10 +92,10 @@ def parser() -> argparse.ArgumentParser:
         "--host", default=host, help="the address to serve on (FLOWMX_SCHEDULER, or FLOWMX_NODE_HOST)"
     )
     arguments.add_argument(
-        "--port", type=usage.port, default=port, help="the port (FLOWMX_SCHEDULER); 0 takes a free one"
+        "--port", type=usage.port, default=port, help="the port (FLOWMX_SCHEDULER); 0 picks a free one"
     )
-    arguments.add_argument("--workers", type=int, default=config.num_workers, help="workers of the job")
-    arguments.add_argument("--servers", type=int, default=config.num_servers, help="servers of the job")
+    arguments.add_argument("--workers", type=int, default=config.num_workers, help="number of workers of the job")
+    arguments.add_argument("--servers", type=int, default=config.num_servers, help="number of servers of the job")
     arguments.add_argument(
         "--job", default=config.job, help="name of the job, the same as that of its nodes (FLOWMX_JOB)"
     )

@@ -22,7 +22,7 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
     """Declare ``--import``."""
     parser.add_argument(
         "--import", dest="imports", action="append", default=[], metavar="MODULE",
-        help=f"module of custom optimizers and schedules that servers import; can be repeated ({VARIABLE})",
+        help=f"module with custom optimizers and schedules, which servers import; may be repeated ({VARIABLE})",
     )  # fmt: skip
 
 

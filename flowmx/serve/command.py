@@ -117,11 +117,14 @@ def _parser() -> argparse.ArgumentParser:
         ["model-dir --shape 3,32,32", "resnet.onnx --port 0 --max-batch 64", "--repository models/"],
     )  # fmt: skip
     parser.add_argument(
-        "model", nargs="?", help="a folder with a checkpoint or an ONNX file, a checkpoint's prefix, an .onnx file"
+        "model",
+        nargs="?",
+        help="a folder with a checkpoint or an ONNX file, the prefix of a checkpoint, or an .onnx file",
     )
     parser.add_argument(
         "--shape", action="append", metavar="[NAME=]SIZES",
-        help="shape of one row, such as 3,32,32 (? for a variable length); repeat per input. ONNX files declare it",
+        help="shape of one sample, such as 3,32,32 (? marks a variable length); repeat the option "
+        "for each input. ONNX files declare their shapes",
     )  # fmt: skip
     parser.add_argument("--dtype", default=None, help="dtype of the inputs (default: float32)")
     parser.add_argument("--epoch", type=int, help="epoch of the checkpoint (default: the latest)")
@@ -140,14 +143,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-batch", type=int, help="maximum batch size (default: 32, or 1 for a handler of MMS)")
     parser.add_argument(
         "--max-latency", type=float, default=2.0,
-        help="milliseconds that a row may be delayed for a larger batch if the engine is idle (default: %(default)s)",
+        help="milliseconds that a sample may wait for a larger batch if the engine is idle (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--workers", type=int, default=1,
-        help="number of processes, each with its models; one that ends is replaced (default: %(default)s)",
+        help="number of processes, each with a copy of the models; a process that exits is replaced "
+        "(default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--member", type=MemberOptions.from_text, help=argparse.SUPPRESS)
-    parser.add_argument("--queue", type=int, help="maximum number of queued rows (default: twice --max-batch)")
+    parser.add_argument("--queue", type=int, help="maximum number of queued samples (default: twice --max-batch)")
     parser.add_argument(
         "--lengths", type=usage.sizes, default=(), help="lengths that variable axes are padded to, such as 16,32,64"
     )
@@ -168,10 +172,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--admin-token-file", metavar="FILE", help="file with the token for loading and unloading models"
     )
-    parser.add_argument("--tls-cert", metavar="FILE", help="PEM file of the service's certificate: serve HTTPS")
-    parser.add_argument("--tls-key", metavar="FILE", help="PEM file of its private key")
+    parser.add_argument("--tls-cert", metavar="FILE", help="PEM file of the service's certificate; enables HTTPS")
+    parser.add_argument("--tls-key", metavar="FILE", help="PEM file of the certificate's private key")
     parser.add_argument(
-        "--tls-ca", metavar="FILE", help="PEM file of a CA: clients must present a certificate signed by it"
+        "--tls-ca",
+        metavar="FILE",
+        help="PEM file of a certificate authority; clients must present a certificate from it",
     )
     return parser
 
@@ -183,7 +189,7 @@ def _add_images(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--image-resize", type=int, metavar="SIZE",
-        help="resize the shorter side of images to this length, and crop the centre; implies --image",
+        help="resize the shorter side of images to this length, and crop the center; implies --image",
     )  # fmt: skip
     parser.add_argument(
         "--image-mean", type=_numbers, metavar="NUMBERS",

@@ -49,9 +49,11 @@ def find(name: str) -> Callable[..., Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Call a function with the arguments that follow, as strings; a coroutine function is run."""
-    parser = usage.parser("call", "Call a function of a module; a coroutine function is run.", ["jobs.train:main 10"])
+    parser = usage.parser(
+        "call", "Call a function of a module. A coroutine function is run in an event loop.", ["jobs.train:main 10"]
+    )
     parser.add_argument("function", metavar="MODULE:FUNCTION")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments, as strings")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the function, as strings")
     options = parser.parse_args(argv)
     sys.path.insert(0, "")  # import from the working folder, as `python -m` does
     result = find(options.function)(*options.arguments)

@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     options = usage.parser(
         "launch", "Run a distributed job: on this machine, on hosts over ssh, or on a Dask or Ray cluster.",
         ["--workers 2 --servers 2 -- python train.py", "--hosts alpha,beta --workers 4 --servers 2 -- python train.py"],
-        exits={1: "a process failed; if its exit status is another one, that status"},
+        exits={1: "a process failed; the status is that of the first one that failed"},
         usage="flowmx launch [options] -- COMMAND ...",
     )  # fmt: skip
     _add_job(options)
@@ -46,10 +46,10 @@ def parser() -> argparse.ArgumentParser:
 def _add_job(options: argparse.ArgumentParser) -> None:
     config = settings.get()
     options.add_argument(
-        "--workers", type=int, default=config.num_workers, help="workers of the job (default: %(default)s)"
+        "--workers", type=int, default=config.num_workers, help="number of workers of the job (default: %(default)s)"
     )
     options.add_argument(
-        "--servers", type=int, default=config.num_servers, help="servers of the job (default: %(default)s)"
+        "--servers", type=int, default=config.num_servers, help="number of servers of the job (default: %(default)s)"
     )
     options.add_argument(
         "--policy",
@@ -61,36 +61,37 @@ def _add_job(options: argparse.ArgumentParser) -> None:
         "--restarts",
         type=int,
         default=3,
-        help="maximum number of restarts of processes under elastic (default: %(default)s)",
+        help="maximum number of restarts of processes under --policy elastic (default: %(default)s)",
     )
     options.add_argument(
         "--grace", type=float, default=10.0, help="seconds between SIGTERM and SIGKILL (default: %(default)s)"
     )
     snapshot_help = (
-        "folder for the servers' snapshots, from which another job resumes; by default temporary, under elastic"
+        "folder for the servers' snapshots, from which another job resumes (default: under --policy elastic, a "
+        "temporary folder)"
     )
     options.add_argument("--snapshot", type=Path, default=config.snapshot or None, help=snapshot_help)
     options.add_argument(
         "--snapshot-every", type=float, default=60.0, help="seconds between snapshots (default: %(default)s)"
     )
     imports.add_argument(options)
-    dashboard_help = (
-        "serve a page of all processes on this port of 127.0.0.1, or a free one; each process also has a page"
-    )
+    dashboard_help = "serve one page for all processes on this port of 127.0.0.1 (default: a free one)"
     options.add_argument("--dashboard", type=usage.port, nargs="?", const=0, metavar="PORT", help=dashboard_help)
 
 
 def _add_locations(options: argparse.ArgumentParser) -> None:
     places = options.add_mutually_exclusive_group()
-    places.add_argument("--hosts", type=parse_hosts, help="hosts to reach over ssh: a,b,c")
-    places.add_argument("--hostfile", type=Path, help="file of such hosts, one per line: name [slots=n] [address=a]")
-    places.add_argument("--cluster", help="address of a Dask cluster's scheduler: tcp://...")
-    ray_help = "run on a Ray cluster: its address, host:port (default: the cluster of this machine)"
+    places.add_argument("--hosts", type=parse_hosts, help="hosts to reach over ssh, such as a,b,c")
+    places.add_argument("--hostfile", type=Path, help="file with these hosts, one per line: name [slots=n] [address=a]")
+    places.add_argument("--cluster", help="address of the scheduler of a Dask cluster, such as tcp://10.0.0.1:8786")
+    ray_help = "run on the Ray cluster at this address, host:port (default: the cluster of this machine)"
     places.add_argument("--ray", nargs="?", const="auto", metavar="ADDRESS", help=ray_help)
     options.add_argument("--ssh", default=SSH, help="the command that connects to hosts (%(default)s)")
-    options.add_argument("--python", default="", help="Python on the hosts, with flowmx (default: as here)")
-    options.add_argument("--folder", default="", help="working folder on the hosts (default: as here)")
-    env_help = "a variable to forward to the hosts, besides FLOWMX_* and PYTHONPATH; can be repeated"
+    options.add_argument(
+        "--python", default="", help="path of a Python with flowmx on the hosts (default: the path of this Python)"
+    )
+    options.add_argument("--folder", default="", help="working folder on the hosts (default: this folder)")
+    env_help = "a variable to forward to the hosts, in addition to FLOWMX_* and PYTHONPATH; may be repeated"
     options.add_argument("--env", action="append", default=[], metavar="NAME", help=env_help)
 
 
@@ -99,11 +100,11 @@ def _add_pods(options: argparse.ArgumentParser) -> None:
     pods.add_argument("--kubernetes", metavar="IMAGE", help="the image of all containers, with flowmx and the program")
     pods.add_argument("--name", default="flowmx", help="name of the job (default: %(default)s)")
     pods.add_argument("--namespace", default="", help="namespace of all objects")
-    jobset_help = "one JobSet instead of a Job per role (needs the JobSet controller in the cluster)"
+    jobset_help = "write one JobSet instead of a Job for each role; the cluster needs the JobSet controller"
     pods.add_argument("--jobset", action="store_true", help=jobset_help)
-    user_help = "user ID that containers run as, under the profile `restricted` (default: that of the image)"
+    user_help = "user id of the containers, under the profile `restricted` (default: the user of the image)"
     pods.add_argument("--user", type=int, metavar="UID", help=user_help)
-    resources = "resource of a worker: cpu=4, memory=8Gi, nvidia.com/gpu=1; can be repeated"
+    resources = "a resource of each worker, such as cpu=4, memory=8Gi or nvidia.com/gpu=1; may be repeated"
     pods.add_argument("--resource", action="append", default=[], metavar="NAME=N", help=resources)
 
 

@@ -109,16 +109,25 @@ def _parser() -> argparse.ArgumentParser:
         ["--servers 2 -- python train.py", "--index 3 --scheduler alpha:9091 --workers 4 -- python train.py"],
         usage="flowmx node [options] -- COMMAND ...",
     )  # fmt: skip
-    parser.add_argument("--index", type=int, help="the number of this process (default: from the cluster)")
     parser.add_argument(
-        "--role", choices=process_numbers.ROLES, default="", help="the common role of all numbered processes"
+        "--index", type=int, help="the index of this process (default: the one that the cluster provides)"
     )
-    parser.add_argument("--scheduler", default="", help="its address, HOST:PORT (default: the cluster's first process)")
-    job_help = "name of the job, equal for all its processes (FLOWMX_JOB; default: the cluster's job, step and attempt)"
-    parser.add_argument("--job", default="", help=job_help)
-    parser.add_argument("--workers", type=int, help="workers of the job (default: all other processes)")
     parser.add_argument(
-        "--servers", type=int, default=config.num_servers, help="servers of the job (default: %(default)s)"
+        "--role",
+        choices=process_numbers.ROLES,
+        default="",
+        help="the role of all processes that the cluster started, if each role is a separate step",
+    )
+    parser.add_argument(
+        "--scheduler", default="", help="address of the scheduler, HOST:PORT (default: the cluster's first process)"
+    )
+    job_help = (
+        "name of the job, the same for all its processes (FLOWMX_JOB; default: the cluster's job, step and attempt)"
+    )
+    parser.add_argument("--job", default="", help=job_help)
+    parser.add_argument("--workers", type=int, help="number of workers (default: all other processes)")
+    parser.add_argument(
+        "--servers", type=int, default=config.num_servers, help="number of servers of the job (default: %(default)s)"
     )
     parser.add_argument("--server-port", type=usage.port, default=0, help="port of a server (default: a free one)")
     parser.add_argument(

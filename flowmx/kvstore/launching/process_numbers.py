@@ -166,7 +166,7 @@ def name_of(index: int, servers: int, workers: int, role: str = "") -> str:
         index: the number of the process.
         servers: the number of servers.
         workers: the number of workers.
-        role: the common role of all numbered processes; by default they are the whole job.
+        role: the role of all processes that the cluster started; by default they have all roles.
 
     Raises:
         ValueError: the index is out of range.

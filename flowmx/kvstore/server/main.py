@@ -46,7 +46,7 @@ async def serve(host: str, port: int, servers: int, snapshot: Path | None = None
 
     Args:
         host: the address to serve on.
-        port: the port; 0 for a free one.
+        port: the port; 0 picks a free one.
         servers: the number of servers of the job.
         snapshot: a folder for snapshots, which are written periodically and at the end, and read at the start.
         every: seconds between snapshots.
@@ -109,8 +109,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``server``."""
     config = settings.get()
     parser.add_argument("--host", default=config.node_host, help="address to serve on (FLOWMX_NODE_HOST)")
-    parser.add_argument("--port", type=usage.port, default=0, help="port; 0 for a free one")
-    parser.add_argument("--servers", type=int, default=config.num_servers, help="servers of the job")
+    parser.add_argument("--port", type=usage.port, default=0, help="port; 0 picks a free one")
+    parser.add_argument("--servers", type=int, default=config.num_servers, help="number of servers of the job")
     parser.add_argument("--snapshot", type=Path, default=config.snapshot or None, help="folder for snapshots")
     imports.add_argument(parser)
     parser.add_argument("--snapshot-every", type=float, default=60.0, help="seconds between snapshots")

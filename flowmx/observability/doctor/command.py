@@ -34,9 +34,11 @@ def _parser() -> argparse.ArgumentParser:
         ["4711", "http://10.0.0.7:8080 4711 --json", "4711.report.json"],
         exits={0: "no fault found", EXIT_FINDINGS: "there are findings"},
     )  # fmt: skip
-    about = "process id, URL of a service (http://host:port), or report file of the flight recorder"
+    about = "process id, address of a service (http://host:port), or report file of the flight recorder"
     parser.add_argument("targets", nargs="+", metavar="PID_OR_URL", help=about)
     parser.add_argument("--seconds", type=float, default=2.0, help="duration of the observation (default: %(default)s)")
-    parser.add_argument("--no-values", action="store_true", help="do not check values for NaN, which slows it down")
+    parser.add_argument(
+        "--no-values", action="store_true", help="do not check values for NaN; the check makes the diagnosis slower"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

@@ -85,7 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model", help="lenet, mlp, or a name of the model zoo (default: lenet, after the other measurements)"
     )
-    parser.add_argument("--shape", type=usage.fixed_sizes, help="shape of a row (default: the model's usual one)")
+    parser.add_argument(
+        "--shape", type=usage.fixed_sizes, help="shape of a sample (default: the usual shape for the model)"
+    )
     parser.add_argument("--batch", type=int, nargs="+", default=[32], help="batch sizes (default: 32)")
     parser.add_argument(
         "--hybridize", action="store_true", help="compile the model instead of running it operator by operator"

@@ -65,7 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("target", type=Path, help="the file, prefix or folder to write")
     parser.add_argument(
         "--shape", action="append", metavar="[NAME=]SIZES",
-        help="shape of one row, such as 3,224,224 (? for a variable length); repeat per input. For ONNX files",
+        help="shape of one sample, such as 3,224,224 (? marks a variable length); repeat the option "
+        "for each input. Needed for ONNX files",
     )  # fmt: skip
     parser.add_argument("--dtype", help="dtype of the inputs (default: float32)")
     parser.add_argument("--batch", type=int, help="batch size in the ONNX file (default: any)")
@@ -77,26 +78,33 @@ def _parser() -> argparse.ArgumentParser:
         default="mxnet",
         help="format of optimizer states (default: %(default)s)",
     )
-    bits = parser.add_argument_group("lower precision, in a checkpoint")
+    bits = parser.add_argument_group("checkpoints in lower precision")
     kind = bits.add_mutually_exclusive_group()
     kind.add_argument("--int8", action="store_true", help="quantize the supported layers")
     kind.add_argument("--bf16", action="store_true", help="compute in bfloat16 as mixed precision does")
-    bits.add_argument("--calibrate", type=Path, metavar="FILE", help="calibration data: .rec, .npz, .npy")
+    bits.add_argument("--calibrate", type=Path, metavar="FILE", help="file with calibration data: .rec, .npz or .npy")
     bits.add_argument(
         "--mode", choices=["naive", "entropy", "none"], default="naive",
-        help="calibration: minimum and maximum; thresholds of least information loss; or ranges at every call "
+        help="how ranges are determined: from the minimum and maximum, from thresholds that lose the "
+        "least information, or in each call "
         "(default: %(default)s)",
     )  # fmt: skip
-    bits.add_argument("--examples", type=int, default=256, help="number of calibration rows (default: %(default)s)")
+    bits.add_argument("--examples", type=int, default=256, help="number of calibration samples (default: %(default)s)")
     bits.add_argument(
-        "--mean", type=_numbers, metavar="R,G,B", help="mean of images, or one number (default: as train's)"
+        "--mean",
+        type=_numbers,
+        metavar="R,G,B",
+        help="mean of the images, by channel or as one number (default: the same as flowmx train)",
     )
-    bits.add_argument("--std", type=_numbers, metavar="R,G,B", help="standard deviation of images, or one number")
+    bits.add_argument(
+        "--std", type=_numbers, metavar="R,G,B", help="standard deviation of the images, by channel or as one number"
+    )
     bits.add_argument("--exclude", action="append", metavar="LAYER", help="a layer to leave unchanged; may be repeated")
     parser.add_argument(
         "--check",
         action="store_true",
-        help="compare the results on a random input (an ONNX file's: by onnxruntime, if installed), or the contents",
+        help="run both models on a random input and compare the results (ONNX files run in "
+        "onnxruntime, if it is installed); for arrays, symbols and states, compare the contents",
     )
     return parser
 

@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
         "processes",
         nargs="+",
         metavar="[NAME=]URL",
-        help="URL of a process's dashboard, with ?token=SECRET if it has a secret",
+        help="URL of the dashboard of a process, with ?token=SECRET if it has a secret",
     )
     parser.add_argument("--port", type=usage.port, default=0, help="port of the page (default: a free one)")
     parser.add_argument("--host", default="127.0.0.1", help="address of the page (default: %(default)s)")

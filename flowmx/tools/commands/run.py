@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
         "Run a script or a module as Python does, with `import mxnet` importing flowmx, also in the Python processes "
         "that it starts.",
         ["train.py --epochs 3", "-m package.train --epochs 3"],
-        {1: "failure; or the program's exit status"},
+        {1: "failure, or the exit status of the program"},
         "flowmx run SCRIPT [arguments]\n       flowmx run -m MODULE [arguments]",
     )
     parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as python -m does")

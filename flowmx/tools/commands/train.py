@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
             "--model resnet18_v1 --data train.rec --validation val.rec --classes 100 --device gpu(0)",
             "--model mlp --data table.csv --optimizer adam --lr 0.001",
         ],
-        exits={1: "failure; or the script's exit status"},
+        exits={1: "failure, or the exit status of the script"},
         usage="flowmx train [options] SCRIPT [arguments]\n       flowmx train --model NAME --data DATA [options]",
     )
     add_arguments(parser)
@@ -60,18 +60,21 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_model(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--model", help="lenet, mlp, a name of the model zoo, or a -symbol.json file")
-    group.add_argument("--data", help="digits (scikit-learn's), .npz, .csv (the label last), or .rec")
-    group.add_argument("--validation", default="", metavar="FILE", help="data to validate on")
+    group.add_argument("--data", help="digits (of scikit-learn), or a .npz, .csv (with the label last) or .rec file")
+    group.add_argument("--validation", default="", metavar="FILE", help="file with validation data")
     group.add_argument(
-        "--held-out", type=float, default=0.2, help="fraction to validate on without a file (default: %(default)s)"
+        "--held-out",
+        type=float,
+        default=0.2,
+        help="fraction of the data to hold out for validation if --validation is not given (default: %(default)s)",
     )
     group.add_argument(
-        "--shape", type=usage.fixed_sizes, help="shape of a row, such as 3,224,224 (default: that of the data)"
+        "--shape", type=usage.fixed_sizes, help="shape of a sample, such as 3,224,224 (default: that of the data)"
     )
     group.add_argument(
         "--classes", type=int, help="number of classes (default: from the labels; required for .rec files)"
     )
-    group.add_argument("--epochs", type=int, default=10, help="passes over the data (default: %(default)s)")
+    group.add_argument("--epochs", type=int, default=10, help="number of passes over the data (default: %(default)s)")
     group.add_argument("--batch-size", type=int, default=64, help="batch size (default: %(default)s)")
     group.add_argument("--optimizer", default="sgd", help="sgd, adam, lamb, ... (default: %(default)s)")
     group.add_argument("--lr", type=float, default=0.05, help="initial learning rate (default: %(default)s)")

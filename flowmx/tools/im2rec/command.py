@@ -166,14 +166,17 @@ def _parser() -> argparse.ArgumentParser:
     records = parser.add_argument_group("records")
     records.add_argument("--pass-through", action="store_true", help="store the files unchanged")
     records.add_argument(
-        "--resize", type=int, default=0, help="length of the shorter side; 0: unchanged (default: %(default)s)"
+        "--resize",
+        type=int,
+        default=0,
+        help="resize the shorter side to this length; 0 keeps the size (default: %(default)s)",
     )
     records.add_argument("--center-crop", action="store_true", help="crop the central square")
     records.add_argument(
         "--quality",
         type=int,
         default=95,
-        help="quality of JPEG, 1 to 100; compression of PNG, 1 to 9 (default: %(default)s)",
+        help="quality of JPEG, 1 to 100; or compression level of PNG, 1 to 9 (default: %(default)s)",
     )
     records.add_argument("--num-thread", type=int, default=1, help="number of processes (default: %(default)s)")
     records.add_argument(
@@ -181,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=1,
         choices=[-1, 0, 1],
-        help="1: three channels, 0: one, -1: as in the file (default: %(default)s)",
+        help="channels: 1 for three, 0 for one, -1 for those of the file (default: %(default)s)",
     )
     records.add_argument(
         "--encoding",

@@ -95,16 +95,21 @@ def _parser() -> argparse.ArgumentParser:
         "Run a training script on simulated GPUs that compute nothing, and report memory, time per step and the "
         "bottleneck. Values that the script reads are 0.",
         ["train.py --device h100x8", "train.py --device a10 --memory 16GB --json -- --epochs 1"],
-        exits={DOES_NOT_FIT: "a device's memory is too small", 1: "failure; or the script's exit status"},
+        exits={DOES_NOT_FIT: "a device's memory is too small", 1: "failure, or the exit status of the script"},
         usage="flowmx plan SCRIPT [arguments] [--device h100x8] [--steps N] [--memory 40GB] [--json]",
     )  # fmt: skip
     parser.add_argument(
-        "--device", default="h100", type=_checked(fleet), help=f"{', '.join(PRESETS)}, with a count (h100x8)"
+        "--device",
+        default="h100",
+        type=_checked(fleet),
+        help=f"the kind of device, {', '.join(PRESETS)}, optionally with a count, such as h100x8",
     )
     parser.add_argument(
-        "--steps", type=int, default=_STEPS, help=f"steps to run (default {_STEPS}; 0: the whole script)"
+        "--steps", type=int, default=_STEPS, help=f"number of steps to run; 0 runs the whole script (default: {_STEPS})"
     )
-    parser.add_argument("--memory", type=_checked(memory_of), help="memory per device, if it differs: 40GB")
+    parser.add_argument(
+        "--memory", type=_checked(memory_of), help="memory of each device, such as 40GB (default: that of the device)"
+    )
     parser.add_argument("--graphs", action="store_true", help="launch bound graphs as CUDA graphs")
     parser.add_argument("--json", action="store_true", help="print one JSON object; the script's output goes to stderr")
     return parser

@@ -32,18 +32,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="NAME=VALUE", dest="settings",
         help="a setting, such as ENGINE_TYPE=NaiveEngine (flowmx info lists them); may be repeated",
     )  # fmt: skip
-    group.add_argument("--device", type=devices, help="cpu, gpu(0), or gpu(0),gpu(1) (default: cpu)")
+    group.add_argument(
+        "--device", type=devices, help="the device: cpu, gpu(0), or several, such as gpu(0),gpu(1) (default: cpu)"
+    )
     group.add_argument("--seed", type=int, help="seed of the random generators of flowmx, NumPy and Python")
-    group.add_argument("--stop-at-nan", action="store_true", help="stop at the first NaN, and report its operation")
+    group.add_argument(
+        "--stop-at-nan",
+        action="store_true",
+        help="stop at the first NaN or infinity, and name the operation that computed it",
+    )
     group.add_argument("--profile", metavar="FILE", help="record a trace, and print a summary at the end")
     group.add_argument(
-        "--checkpoint", metavar="FOLDER", help="write checkpoints to the folder, and resume from its latest one"
+        "--checkpoint", metavar="FOLDER", help="write checkpoints to the folder, and resume from the latest one"
     )
     if find_spec(_DASHBOARD) is not None:
-        about = "serve the dashboard at this port of this machine (default: a free one)"
+        about = "serve the dashboard on this port of 127.0.0.1 (default: a free one)"
         group.add_argument("--dashboard", type=port, nargs="?", const=0, metavar="PORT", help=about)
     group.add_argument(
-        "--every", type=int, metavar="N", help="batches between checkpoints, in addition to the ends of epochs"
+        "--every",
+        type=int,
+        metavar="N",
+        help="number of batches between checkpoints, in addition to one at the end of each epoch",
     )
 
 
