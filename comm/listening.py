@@ -77,7 +77,7 @@ class Listener:
             except OSError as error:
                 if error.errno not in _EXHAUSTED:
                     raise
-                http_log.warning("no new connections for a moment: %s", error.strerror)
+                http_log.warning("new connections are not accepted for a moment: %s", error.strerror)
                 self._pause()
                 self._loop.call_later(RETRY_DELAY, self._listen)
                 return

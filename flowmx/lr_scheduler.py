@@ -142,7 +142,7 @@ class MultiFactorScheduler(LRScheduler):
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         if not step:
-            raise ValueError(f"step is {step!r}, expected a list of numbers of updates")
+            raise ValueError(f"step is {step!r}, expected a list of update counts")
         if step[0] < 1 or any(later <= earlier for earlier, later in itertools.pairwise(step)):
             raise ValueError(f"step is {step}, expected increasing numbers from 1")
         _check_factor(factor)

@@ -157,7 +157,7 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
     if not is_shutdown_deferred() and not any(is_unfinished() for is_unfinished in _program.unfinished):
         shut_down()
     timeout = settings.get().leave_timeout
-    log.warning("SIGTERM received: the current step is finished first, for at most %g s", timeout)
+    log.warning("SIGTERM received: finishing the current step, for at most %g s", timeout)
     threading.Thread(target=_enforce_timeout, args=(timeout,), name="flowmx-end", daemon=True).start()
 
 

@@ -41,7 +41,7 @@ def usable_gpus() -> tuple[driver.GPU, ...]:
     if gpus and importlib.util.find_spec("cupy") is None:
         if not _warned:
             _warned = True
-            warnings.warn(f"there are GPUs here that cannot be used without CuPy: {EXTRAS}", stacklevel=3)
+            warnings.warn(f"this machine has GPUs, which cannot be used without CuPy: {EXTRAS}", stacklevel=3)
         return ()
     return gpus
 

@@ -81,7 +81,7 @@ def asarray(
     if isinstance(a, BaseArray):
         moves = context is not None and context != a.context
         if copy is False and (moves or (kind is not None and kind != a.element_type)):
-            raise ValueError("asarray: another dtype or device requires a copy, but copy=False")
+            raise ValueError("asarray: a different dtype or device requires a copy, but copy=False")
         result: Any = a if isinstance(a, conversion.array_class()) else a.as_np_ndarray()
         if kind is not None and kind != a.element_type:
             result = result.astype(kind)

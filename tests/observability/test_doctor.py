@@ -397,7 +397,11 @@ def test_nodes_waiting_in_a_cycle_terminate():
 
 def test_a_version_mismatch():
     finding = diagnose([node("worker 0"), node("worker 1", version="2"), node("worker 2")])[0]
-    assert finding[1:4] == ("version mismatch", "worker 1", "the version of the wire is 2, expected 1 as on the others")
+    assert finding[1:4] == (
+        "version mismatch",
+        "worker 1",
+        "the version of the wire is 2, expected 1, as on the other nodes",
+    )
     refused = node(
         "worker 1", failures=[{"error": "KVStoreError", "text": "the nodes of the job differ: x", "notes": []}]
     )
@@ -443,7 +447,7 @@ def test_a_report_is_read_like_a_process(tmp_path, capsys):
 def test_an_unreachable_process_is_reported_with_the_reason():
     (snapshot,) = asyncio.run(fetch.fetch_all(["999999999"], 0.1))
     assert diagnose([snapshot])[0][1:4] == (
-        "a process that does not answer",
+        "a process that does not respond",
         "process 999999999",
         "there is no such process",
     )

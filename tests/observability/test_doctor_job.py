@@ -88,7 +88,7 @@ def test_a_stopped_server_is_named(capsys, tmp_path):
         alone = diagnose(capsys, tmp_path, processes["worker 0"])
         together = diagnose(capsys, tmp_path, processes["worker 0"], processes["server 0"])
     assert alone[:2] == ("lost peer", "server 0")
-    assert together[0] == "a process that does not answer" and "it is stopped" in together[3]
+    assert together[0] == "a process that does not respond" and "it is stopped" in together[3]
 
 
 def test_a_lost_worker_is_named(capsys, tmp_path):

@@ -274,7 +274,7 @@ def test_the_command_names_the_cause_in_another_process(fault, tmp_path):
         first = document["findings"][0]
         expected = {
             "endless": ("an operation that does not end", "threading.Event().wait()"),
-            "stopped": ("a process that does not answer", ""),
+            "stopped": ("a process that does not respond", ""),
             "sleeping loop": ("blocked event loop", "time.sleep(60)"),
         }[fault]
         assert first["kind"] == expected[0] and first["line"].endswith(expected[1])

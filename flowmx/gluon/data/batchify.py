@@ -41,8 +41,8 @@ def _expect_equal(values: Sequence[Any], noun: str) -> None:
     if any(value != values[0] for value in values):
         different = list(dict.fromkeys(values))
         raise ValueError(
-            f"the samples of a batch have different {noun}, {different[:4]}: make them equal, or pass the DataLoader "
-            "another batchify_fn, such as batchify.Pad() or batchify.AsList()"
+            f"the samples of a batch have different {noun}, {different[:4]}: make them equal, or pass to the DataLoader "
+            "a different batchify_fn, such as batchify.Pad() or batchify.AsList()"
         )
 
 
@@ -51,7 +51,7 @@ def _as_array(values: np.ndarray[Any, Any]) -> NDArray:
     if values.dtype == object or values.dtype.kind in "US":
         raise ValueError(
             f"the samples are neither numbers nor arrays of the same shape (they make an array of {values.dtype}): "
-            "pass the DataLoader another batchify_fn, such as batchify.AsList()"
+            "pass a different batchify_fn to the DataLoader, such as batchify.AsList()"
         )
     return nd.from_numpy(values) if values.ndim and values.flags.c_contiguous else nd.array(values, dtype=values.dtype)
 

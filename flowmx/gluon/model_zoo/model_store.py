@@ -90,7 +90,10 @@ def get_model_file(name: str, root: Root = None) -> str:
     if published.exists():
         if check_sha1(published, _model_sha1[name]):
             return str(published)
-        warnings.warn(f"{published} is not the file that MXNet published (another SHA-1): fetching it", stacklevel=2)
+        warnings.warn(
+            f"{published} is not the file that MXNet published (its SHA-1 differs): downloading MXNet's file",
+            stacklevel=2,
+        )
     elif custom.exists():
         return str(custom)
     folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +125,9 @@ def _download(name: str, published: Path) -> None:
         with zipfile.ZipFile(archive) as files, files.open(published.name) as source, unpacked.open("wb") as target:
             shutil.copyfileobj(source, target)
         if not check_sha1(unpacked, _model_sha1[name]):
-            raise ChecksumError(f"{url} has other weights than those that MXNet published for {name!r} (another SHA-1)")
+            raise ChecksumError(
+                f"{url} does not have the weights that MXNet published for {name!r} (its SHA-1 differs)"
+            )
         unpacked.replace(published)
     except (zipfile.BadZipFile, KeyError) as error:
         raise ChecksumError(f"{url} is not an archive with {published.name} in it: {error}") from error

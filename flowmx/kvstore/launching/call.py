@@ -25,8 +25,8 @@ def name_of(function: Callable[..., Any]) -> str:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if module in (None, "__main__") or not name or "<" in name:
         raise ValueError(
-            f"{function!r} cannot be imported by other processes: define it at the top level of a module of theirs, "
-            'or launch a command, such as ["python", "train.py"]'
+            f"{function!r} cannot be imported by other processes: define it at the top level of a module that they "
+            'can import, or launch a command, such as ["python", "train.py"]'
         )
     return f"{module}:{name}"
 

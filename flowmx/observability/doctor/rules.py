@@ -32,7 +32,7 @@ _CODE = re.compile(r".*?:\d+ in \S+: (.*)")
 _SAME_VERSIONS = "run the same versions on all nodes"
 _UNREAD = "its result was never read: await or read it"
 _LOST_ADVICE = "see its log; --policy elastic (FLOWMX_KVSTORE_POLICY) continues without it until another node joins"
-_NAN_ADVICE = "mx.safety.stop_at_nan() stops at the first; a smaller learning rate or clip_gradient may avoid it"
+_NAN_ADVICE = "mx.safety.stop_at_nan() stops at the first one; a smaller learning rate or clip_gradient may avoid it"
 
 _BLOCKING_CALLS = ("acquire", "wait", "join", "get", "recv", "select", "result", "lock", "put", "sleep", "read")
 
@@ -112,7 +112,7 @@ def _endless_operation(link: Link, waiter_count: int) -> Finding:
     line = next(iter(op.get("stack", ())), "")
     layer = f" of layer {op['layer']!r}" if op.get("layer") else ""
     text = f"operation {op['name']!r}{layer} has run for {op['seconds']:.1f} s and does not end"
-    text += f"; {waiter_count} others wait for it" if waiter_count else ""
+    text += f"; {_count(waiter_count, 'other waits', 'others wait')} for it" if waiter_count else ""
     code = _CODE.match(line)
     call = code[1] if code else line
     waits = any(f"{name}(" in call or call.startswith(("with ", "await ")) for name in _BLOCKING_CALLS)
@@ -122,6 +122,10 @@ def _endless_operation(link: Link, waiter_count: int) -> Finding:
     if not is_user_code:
         advice = "an operator of flowmx that runs this long has large inputs, or other programs use the machine"
     return Finding(80 + (10 if waiter_count else 0), kind, link.node, text, line or op["line"], advice)
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
 
 
 def _starved_loaders(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
@@ -148,7 +152,7 @@ def _leaks(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
                 f"arrays created at one line are not freed: {row['arrays']} of {row['bytes'] / 1e6:.1f} MB in "
                 f"{snapshot['seen']['seconds']:g} s"
             )
-            advice = "a growing list or a tape references them; store numbers (array.asscalar()) instead"
+            advice = "a growing list or a tape keeps them alive; store numbers (array.asscalar()) instead"
             yield Finding(50, "leak", name_of(snapshot), text, row["line"], advice)
 
 
@@ -236,9 +240,9 @@ def _held_engine_locks(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
 def _unreachable_processes(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
     for snapshot in snapshots:
         if snapshot.get("unreached"):
-            advice = "check that it runs; py-spy dump or gdb show where native code is"
+            advice = "check that it runs; py-spy dump or gdb shows where its native code is"
             yield Finding(
-                95, "a process that does not answer", name_of(snapshot), str(snapshot["unreached"]), "", advice
+                95, "a process that does not respond", name_of(snapshot), str(snapshot["unreached"]), "", advice
             )
 
 
@@ -267,7 +271,7 @@ def _idle_peers(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
     for chain in wait_chains(snapshots):
         link = chain[-1]
         if link.idle and len(chain) > 1:
-            text = f"{len(chain) - 1} wait for {link.node}, which runs no operation"
+            text = f"{_count(len(chain) - 1, 'other waits', 'others wait')} for {link.node}, which runs no operation"
             yield Finding(82, "a late node", link.node, text, next(iter(link.lines), ""))
 
 
@@ -285,7 +289,7 @@ def _differences(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
             common_value = max(set(by_node.values()), key=list(by_node.values()).count)
             for node, value in by_node.items():
                 if value != common_value:
-                    text = f"{name} is {value}, expected {common_value} as on the others"
+                    text = f"{name} is {value}, expected {common_value}, as on the other nodes"
                     yield Finding(86, "version mismatch", node, text, advice=_SAME_VERSIONS)
 
 

@@ -21,7 +21,7 @@ def _batch_norm(n: NodeExport) -> list[str]:
     order = [0, axis, *(index for index in range(1, rank) if index != axis)] if axis else [*range(1, rank), 0]
     is_moved = axis != 1
     if not axis:
-        raise Unsupported("its axis is 0, expected the channels on another axis than the batch")
+        raise Unsupported("its axis is 0, expected an axis other than that of the batch")
     result = n.add(
         "BatchNormalization", n.transpose(x, order), gamma, *rest, epsilon=op.eps, momentum=op.momentum
     )  # fmt: skip

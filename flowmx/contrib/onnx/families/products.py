@@ -98,7 +98,7 @@ def product(n: NodeImport, left: Symbol, right: Symbol) -> Symbol:
         return n.make("batch_dot", left, right)
     if len(heads[0]) < len(heads[1]):
         if heads[0]:
-            raise Unsupported(f"it multiplies matrices of {heads[0]} and {heads[1]}, expected as many axes")
+            raise Unsupported(f"it multiplies matrices of {heads[0]} and {heads[1]}, expected the same number of axes")
         # (A·B)ᵀ = Bᵀ·Aᵀ, where A is a single matrix
         transposed = n.make("SwapAxis", right, dim1=ranks[1] - 2, dim2=ranks[1] - 1)
         result = n.make("dot", transposed, left, transpose_b=True)

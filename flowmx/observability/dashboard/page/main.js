@@ -6,7 +6,7 @@ import { members } from "./members.js";
 import { show } from "./panels.js";
 import { applyFrame, empty } from "./state.js";
 import { set } from "./table.js";
-import { forgetColours, install } from "./theme.js";
+import { forgetColors, install } from "./theme.js";
 import { Timeline } from "./timeline.js";
 
 const $ = (id) => document.getElementById(id);
@@ -33,7 +33,7 @@ function onStatus(status, silent) {
   set($("status-text"), WORDS[word]);
   $("banner").hidden = status === "live" || status === "waiting";
   if (status === "late") set($("banner"), `No data for ${seconds(silent)}: native code may hold the GIL, or the machine is busy.`);
-  if (status === "gone") set($("banner"), `The process does not respond${connected ? ": it has ended, or its dashboard was stopped" : ""}. The page shows its last state, and reconnects automatically.`);
+  if (status === "gone") set($("banner"), `The process does not respond${connected ? ": it has exited, or its dashboard was stopped" : ""}. The page shows its last state, and reconnects automatically.`);
 }
 
 function press(button, pressed) {
@@ -61,7 +61,7 @@ for (const button of $("spans").children) {
 }
 
 install($("theme"), () => {
-  forgetColours();
+  forgetColors();
   draw();
 });
 new ResizeObserver(draw).observe($("content"));

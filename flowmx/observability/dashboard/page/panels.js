@@ -73,7 +73,7 @@ function finding(item, each) {
   const [kind, when, text, line, advice] = item.children;
   const level = each.present ? (each.serious ? "serious" : "warning") : "past";
   if (item.dataset.level !== level) item.dataset.level = level;
-  set(kind, `${level === "past" ? "✓ was: " : level === "serious" ? "✕ " : "! "}${each.kind}`);
+  set(kind, `${level === "past" ? "✓ resolved: " : level === "serious" ? "✕ " : "! "}${each.kind}`);
   set(when, [each.node, each.present ? (each.seconds >= 1 ? `for ${format.seconds(each.seconds)}` : "now") : `${format.seconds(each.ago)} ago`].join(", "));
   set(text, each.text);
   set(line, each.line);
@@ -208,14 +208,14 @@ function services(state) {
     each.p99 === null ? format.NONE : `≤ ${format.seconds(each.p99)}`, format.count(each.requests.refused), format.count(each.requests.failed),
   ]), ["", "number", "", "number", "number", "number"]);
   const names = rows.map((each) => each.model);
-  if (names.length) chart($("served-chart"), "served", "replies per second", format.count, ago).show(names.map((name, index) => line(state, `served.${name}.rate`, name, `c${index % 8}`)), [0]);
+  if (names.length) chart($("served-chart"), "served", "responses per second", format.count, ago).show(names.map((name, index) => line(state, `served.${name}.rate`, name, `c${index % 8}`)), [0]);
 }
 
 function about(state) {
   const { program, pid, host, engine, recorder } = state.now;
   set($("program"), `${program} · process ${pid} on ${host}`);
   document.title = `${state.now.warnings?.some((each) => each.present) ? "! " : ""}${program} · flowmx`;
-  set($("about"), `engine: ${engine}${recorder ? "" : ". The flight recorder is off (FLOWMX_FLIGHT_RECORDER=0): no timeline, no utilisation"}`);
+  set($("about"), `engine: ${engine}${recorder ? "" : ". The flight recorder is off (FLOWMX_FLIGHT_RECORDER=0): no timeline, no utilization"}`);
 }
 
 const PANELS = [about, glance, warnings, training, actors, memory, layers, peers, services];

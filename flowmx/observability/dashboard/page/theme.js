@@ -19,7 +19,7 @@ export function install(button, onChange) {
     if (theme === "auto") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = theme;
     [...button.children].forEach((part, index) => (part.textContent = TITLES[theme][index]));
-    button.setAttribute("aria-label", `Theme: ${theme === "auto" ? "as the system" : theme}`);
+    button.setAttribute("aria-label", `Theme: ${theme === "auto" ? "system" : theme}`);
     onChange();
   };
   button.addEventListener("click", () => {
@@ -42,11 +42,11 @@ export function colour(name) {
   return (colours[name] ??= getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
 }
 
-export function forgetColours() {
+export function forgetColors() {
   colours = {};
 }
 
-// Colours of operations by kind; keep in sync with the legend in index.html.
+// Colors of operations by kind; keep in sync with the legend in index.html.
 const KINDS = [
   [/kvstore|push|pull|barrier/i, "c6"],
   [/backward|grad/i, "c1"],
