@@ -41,8 +41,8 @@ def _expect_equal(values: Sequence[Any], noun: str) -> None:
     if any(value != values[0] for value in values):
         different = list(dict.fromkeys(values))
         raise ValueError(
-            f"the samples of a batch have different {noun}, {different[:4]}: make them equal, or pass to the DataLoader "
-            "a different batchify_fn, such as batchify.Pad() or batchify.AsList()"
+            f"the samples of a batch have different {noun}, {different[:4]}: make them equal, or pass to the "
+            "DataLoader a different batchify_fn, such as batchify.Pad() or batchify.AsList()"
         )
 
 
