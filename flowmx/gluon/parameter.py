@@ -255,7 +255,7 @@ class Parameter:
             raise RuntimeError(f"parameter {self.name!r} is {self._stype}, so it has no {call}(): use {instead}()")
         self._require(self._arrays)
         if self._trainer is None:
-            raise RuntimeError(f"parameter {self.name!r}: make a Trainer with it before {call}()")
+            raise RuntimeError(f"parameter {self.name!r}: create a Trainer with it before {call}()")
 
     def _rows(self, array: NDArray, row_id: NDArray) -> NDArray:
         with autograd.pause():
@@ -355,7 +355,7 @@ class Parameter:
         if not is_known and not self._allow_deferred_init:
             raise ValueError(
                 f"parameter {self.name!r} cannot be initialized with shape {self._shape}: pass a known shape, or "
-                "make it with allow_deferred_init=True"
+                "create it with allow_deferred_init=True"
             )
         self._deferred = _Deferred(init, _as_contexts(ctx), default_init, None)
         self._arrays = self._grads = None

@@ -314,7 +314,7 @@ class Trainer:
             StateError: servers store the parameters.
         """
         if self._kv_initialized and is_distributed(self._kvstore):
-            raise StateError("Trainer: the kvstore of a distributed job cannot be reset: make another Trainer")
+            raise StateError("Trainer: the kvstore of a distributed job cannot be reset: create another Trainer")
         if self._kv_initialized and not isinstance(self._kvstore_argument, KVStoreBase):
             self._kvstore = self._create_store()
         self._kv_initialized = self._is_installed = False
@@ -429,7 +429,7 @@ class Trainer:
     def _refuse_on_kvstore(self, call: str) -> None:
         if self._on_kvstore(default=False):
             raise StateError(
-                f"{call}: the kvstore updates the parameters as part of step(): make the Trainer with "
+                f"{call}: the kvstore updates the parameters as part of step(): create the Trainer with "
                 "update_on_kvstore=False to sum and update separately"
             )
 

@@ -457,7 +457,7 @@ class KVStore(KVStoreBase):
 
     def _targets(self, call: str, key: Any, out: Any) -> list[tuple[Slot, list[NDArray]]]:
         if out is None:
-            raise KVStoreError(f"{call}: out is missing: give an array to write into, or a list of them")
+            raise KVStoreError(f"{call}: out is missing: pass an array to write into, or a list of them")
         pairs = self._resolve(call, key, out)
         if state.get().recording:
             for _, arrays in pairs:

@@ -62,7 +62,7 @@ class BucketingModule(BaseModule):
     ) -> None:
         super().__init__(logger)
         if default_bucket_key is None:
-            raise ValueError("BucketingModule: default_bucket_key is missing: give the key of the largest bucket")
+            raise ValueError("BucketingModule: default_bucket_key is missing: pass the key of the largest bucket")
         self._default_bucket_key = default_bucket_key
         self._sym_gen = sym_gen
         self._arguments: dict[str, Any] = {

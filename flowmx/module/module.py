@@ -560,7 +560,7 @@ def _select(params: dict[str, NDArray], names: Sequence[str]) -> dict[str, NDArr
     missing = [name for name in names if name not in params]
     if missing:
         raise ValueError(
-            f"bind: the loaded parameters lack {missing[0]!r}: make the module from the symbol, and pass "
+            f"bind: the loaded parameters lack {missing[0]!r}: create the module from the symbol, and pass "
             "them to init_params with allow_missing=True"
         )
     return {name: params[name] for name in names}

@@ -247,7 +247,7 @@ class Optimizer(RecordsArguments):
         if self.lr_scheduler is not None:
             raise UserWarning(
                 "set_learning_rate: this optimizer has an lr_scheduler, which determines the learning rate; set "
-                "optimizer.lr_scheduler.base_lr, or make the optimizer without one"
+                "optimizer.lr_scheduler.base_lr, or create the optimizer without one"
             )
         _check_rate(lr)
         self.lr = lr

@@ -220,7 +220,7 @@ def split(length: int, inputs: Any, layout: str) -> list[Symbol]:
         ValueError: the sequence has another length, or is None.
     """
     if inputs is None:
-        raise ValueError("unroll: inputs is None: make variables for the inputs, and pass them")
+        raise ValueError("unroll: inputs is None: create variables for the inputs, and pass them")
     if isinstance(inputs, Symbol):
         if len(inputs.list_outputs()) != 1:
             raise ValueError("unroll: inputs is a group of symbols: pass list(inputs), or one symbol")

@@ -59,7 +59,7 @@ def _model(name: str, predictor: Predictor) -> str:
         for specs in (specs, predictor.results)
     )
     notes = _note("The service decodes bodies", hooks.decode) + _note("The service encodes responses", hooks.encode)
-    rows = f"<p>Input rows: {inputs or 'unknown'}. Output rows: {outputs or 'unknown'}.</p>"
+    rows = f"<p>Input sample: {inputs or 'unknown'}. Output sample: {outputs or 'unknown'}.</p>"
     return f"<h2>{html.escape(name)}</h2>{rows}{notes}{examples}"
 
 

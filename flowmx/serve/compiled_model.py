@@ -103,7 +103,7 @@ class Model:
         for name, output in zip(self.outputs, outputs, strict=True):
             if not output.ndim or output.shape[0] != size:
                 raise ValueError(
-                    f"output {name} has shape {output.shape} for a batch of {size} rows, expected ({size}, ...): a "
+                    f"output {name} has shape {output.shape} for a batch of {size} samples, expected ({size}, ...): a "
                     "predictor needs a model whose outputs have a batch axis in front"
                 )
         pairs = zip(self.outputs, outputs, strict=True)

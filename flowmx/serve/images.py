@@ -105,7 +105,7 @@ def _standard(
     if len(shape) != len(spec.shape) or len(shape) != 3 or not (is_last or shape[0] in _CHANNELS):
         raise ValueError(
             f"input {spec.name} is {spec}, and images need (channels, height, width) or (height, width, channels) with "
-            "1 or 3 channels: give a function as image=, which returns a sample of the input's shape"
+            "1 or 3 channels: pass a function as image=, which returns a sample of the input's shape"
         )
     if not is_float and (mean is not None or std is not None):
         raise ValueError(f"input {spec.name} is {spec}: mean and std need a floating point input")

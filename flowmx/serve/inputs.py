@@ -47,7 +47,7 @@ class Rows(NamedTuple):
     Attributes:
         arrays: one array per input, with the batch axis.
         rows: number of rows.
-        single: whether the input was one row without the batch axis.
+        single: whether the input was one sample without the batch axis.
         shapes: shape of a row of each input, with lengths rounded up to the compiled ones.
     """
 
@@ -71,7 +71,7 @@ class Inputs:
         self, specs: Sequence[Input], lengths: Sequence[int] = (), max_rows: int = 1, finite: bool = False
     ) -> None:
         if not specs:
-            raise ValueError("a predictor needs at least one input: give shape=(...), or shape={name: (...)}")
+            raise ValueError("a predictor needs at least one input: pass shape=(...), or shape={name: (...)}")
         if any(None in spec.shape for spec in specs) and not lengths:
             raise AdviceError(
                 "an input has a variable length", "pass the lengths to compile for as lengths=(16, 32, 64)",
@@ -95,10 +95,10 @@ class Inputs:
         counts = [self._rows(spec, array) for spec, array in zip(self.specs, arrays, strict=True)]
         if len(set(counts)) > 1:
             listing = ", ".join(f"{spec.name} {_count(n)}" for spec, n in zip(self.specs, counts, strict=True))
-            raise InvalidInput(f"the inputs have different numbers of rows: {listing}")
+            raise InvalidInput(f"the inputs have different numbers of samples: {listing}")
         count = counts[0]
         if count is not None and not 1 <= count <= self.max_rows:
-            raise InvalidInput(f"the input has {count} rows, expected 1 to {self.max_rows} rows in a request")
+            raise InvalidInput(f"the input has {count} samples, expected 1 to {self.max_rows} samples in a request")
         casts = [self._cast(spec, array) for spec, array in zip(self.specs, arrays, strict=True)]
         batch = tuple(array[None] if count is None else array for array in casts)
         shapes = tuple(self._padded(spec, array.shape[1:]) for spec, array in zip(self.specs, batch, strict=True))
@@ -135,14 +135,14 @@ class Inputs:
         return array
 
     def _rows(self, spec: Input, array: Array) -> int | None:
-        """Return the number of rows, or None for one row without the batch axis."""
+        """Return the number of rows, or None for one sample without the batch axis."""
         if self._fits(spec, array.shape):
             return None
         if array.ndim and self._fits(spec, array.shape[1:]):
             return int(array.shape[0])
         raise InvalidInput(
-            f"input {spec.name} has shape {_text(array.shape)}, expected {_text(spec.shape)} for one row or "
-            f"{_text(('rows', *spec.shape))} for several" + self._length_hint(spec)
+            f"input {spec.name} has shape {_text(array.shape)}, expected {_text(spec.shape)} for one sample or "
+            f"{_text(('samples', *spec.shape))} for several" + self._length_hint(spec)
         )
 
     def _fits(self, spec: Input, shape: Shape) -> bool:
@@ -195,7 +195,7 @@ def _text(shape: Sequence[Any]) -> str:
 
 
 def _count(rows: int | None) -> str:
-    return "1 row without the batch axis" if rows is None else str(rows)
+    return "1 sample without the batch axis" if rows is None else str(rows)
 
 
 Shapes = Sequence["int | None"] | Mapping[str, Sequence["int | None"]]

@@ -62,7 +62,7 @@ def load(model: Any, shape: Any = None, dtype: Any = None, params: Any = None, e
         return Source(_hybridized(model), _inputs(shape, dtype, ["data"]))
     if isinstance(model, Symbol):
         if params is None:
-            raise ValueError("a symbol needs its parameters: give params=..., a dict of arrays or a .params file")
+            raise ValueError("a symbol needs its parameters: pass params=..., a dict of arrays or a .params file")
         return _of_symbol(model, _params(params), shape, dtype)
     if not isinstance(model, (str, os.PathLike)):
         raise TypeError(
@@ -191,7 +191,7 @@ def _inputs(shape: Any, dtype: Any, input_names: Sequence[str]) -> list[Input]:
     """Return the inputs with these shapes."""
     if shape is None:
         raise AdviceError(
-            f"the shape of a row of {', '.join(input_names)} is unknown",
+            f"the shape of a sample of {', '.join(input_names)} is unknown",
             "pass shape=(3, 32, 32), or shape={name: (...)}",
             f"pass --shape 3,32,32, or --shape {input_names[0]}=3,32,32 for each input",
         )

@@ -104,7 +104,9 @@ class Predictor:
         sizes = tuple(range(1, (max_batch or 1) + 1)) if is_handler else _sizes(max_batch, sizes)
         limit = queue if queue is not None else _HANDLER_QUEUE if is_handler else 2 * sizes[-1]
         if limit < 1 or max_latency < 0:
-            raise ValueError(f"queue is {limit} and max_latency {max_latency}, expected at least 1 row and 0 seconds")
+            raise ValueError(
+                f"queue is {limit} and max_latency {max_latency}, expected at least 1 sample and 0 seconds"
+            )
         self.name = name
         self._instruments = serve_metrics.SHARED if metrics is None else serve_metrics.Instruments(metrics)
         self._options = _ModelOptions(shape, dtype, lengths, limit, finite, cpu() if ctx is None else ctx, sizes[-1])
@@ -417,7 +419,7 @@ def _sizes(max_batch: int | None, sizes: Sequence[int] | None) -> tuple[int, ...
     max_batch = _MAX_BATCH if max_batch is None else max_batch
     result = sizes_up_to(max_batch) if sizes is None else tuple(sorted(set(sizes)))
     if not result or result[0] < 1:
-        raise ValueError(f"max_batch is {max_batch} and sizes {sizes}, expected sizes of at least 1 row")
+        raise ValueError(f"max_batch is {max_batch} and sizes {sizes}, expected sizes of at least 1 sample")
     return result
 
 

@@ -129,7 +129,7 @@ class Runner:
         waiting = self.queue.rows
         self.pace.record_refusal(time.perf_counter(), rows)
         return Overloaded(
-            f"{self.name} is overloaded: {waiting} rows are queued, expected at most {self.queue.limit}",
+            f"{self.name} is overloaded: {waiting} samples are queued, expected at most {self.queue.limit}",
             self.pace.retry_after(waiting),
         )
 

@@ -161,7 +161,7 @@ def test_containers_of_any_user_can_read_the_secret(version, jobset):
         else:
             assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["runAsNonRoot"]) == (user, True)
             assert container["securityContext"]["allowPrivilegeEscalation"] is False
-    with pytest.raises(ValueError, match="the user is 0, expected a number of at least 1: 0 is root"):
+    with pytest.raises(ValueError, match="the user is 0, expected a user id of at least 1: 0 is root"):
         Pods("image", user=0)
 
 
@@ -294,7 +294,7 @@ def test_the_first_is_the_scheduler_then_come_servers_then_workers():
     assert [name_of(index, 2, 2, "server") for index in range(2)] == ["server 0", "server 1"]
     assert name_of(0, 2, 2, "scheduler") == "scheduler"
     for index, role in ((5, ""), (-1, ""), (2, "worker")):
-        with pytest.raises(ValueError, match="the number of this process is"):
+        with pytest.raises(ValueError, match="the index of this process is"):
             name_of(index, 2, 2, role)
 
 

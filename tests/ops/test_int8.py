@@ -489,7 +489,7 @@ def test_unknown_ranges_are_not_exported_to_onnx(tmp_path):
     net = network()
     net(mx.nd.array(DATA))
     quantized_net = quantization.quantize_net_v2(net, calib_mode="none", data_shapes=[("data", DATA.shape)])
-    with pytest.raises(mx.base.MXNetError, match="range is measured at each call: quantize with calib_mode 'naive'"):
+    with pytest.raises(mx.base.MXNetError, match="range is computed in each call: quantize with calib_mode 'naive'"):
         exported(quantized_net, tmp_path)
 
 

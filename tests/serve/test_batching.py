@@ -111,7 +111,7 @@ def test_retry_after_follows_the_rate():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (np.zeros((3, 4)), r"shape \(3, 4\), expected \(3,\) for one row or \(rows, 3\)"),
+        (np.zeros((3, 4)), r"shape \(3, 4\), expected \(3,\) for one sample or \(samples, 3\)"),
         (np.zeros(4), r"shape \(4,\), expected \(3,\)"),
         (np.zeros((0, 3)), "0 rows, expected 1 to 4"),
         (np.zeros((5, 3)), "5 rows, expected 1 to 4"),
@@ -141,7 +141,7 @@ def test_inputs_are_converted_to_their_dtype():
 def test_several_inputs_have_as_many_rows():
     inputs = Inputs([Input("a", (2,)), Input("b", ())], max_rows=8)
     assert inputs.read({"a": np.zeros((3, 2)), "b": np.zeros(3)}).rows == 3
-    with pytest.raises(InvalidInput, match="different numbers of rows: a 3, b 1 row without the batch axis"):
+    with pytest.raises(InvalidInput, match="different numbers of samples: a 3, b 1 sample without the batch axis"):
         inputs.read({"a": np.zeros((3, 2)), "b": 1.0})
     with pytest.raises(InvalidInput, match="2 inputs, expected a dict of a, b"):
         inputs.read(np.zeros(2))

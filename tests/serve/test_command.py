@@ -121,7 +121,7 @@ def test_errors_are_reported_in_one_line(folder, capsys, tmp_path):
 
     path, _, _ = folder
     assert cli.main(["serve", str(path)]) == 1
-    assert "the shape of a row of data is unknown" in capsys.readouterr().err
+    assert "the shape of a sample of data is unknown" in capsys.readouterr().err
     assert cli.main(["serve", str(path), "--shape", "x"]) == 1
     assert "expected sizes such as 3,32,32" in capsys.readouterr().err
     empty = tmp_path / "empty"
@@ -171,9 +171,9 @@ def test_the_example_serves_the_trained_model(tmp_path):
             ["nowhere"],
             r"there is no model '.*nowhere': expected a folder .* nowhere-symbol\.json and nowhere-0000\.params",
         ),
-        (["model"], r"the shape of a row of data is unknown: pass --shape 3,32,32, or --shape data=3,32,32"),
-        (["model-symbol.json"], "the shape of a row of data is unknown: pass --shape"),
-        (["model-0000.params"], "the shape of a row of data is unknown: pass --shape"),
+        (["model"], r"the shape of a sample of data is unknown: pass --shape 3,32,32, or --shape data=3,32,32"),
+        (["model-symbol.json"], "the shape of a sample of data is unknown: pass --shape"),
+        (["model-0000.params"], "the shape of a sample of data is unknown: pass --shape"),
         (
             ["model", "--shape", "?"],
             "an input has a variable length: pass the lengths to compile for, --lengths 16,32,64",
@@ -188,5 +188,5 @@ def test_errors_advise_in_the_syntax_of_the_command_line(folder, arguments, mess
 
 def test_programs_get_the_same_advice_in_python(folder):
     path, *_ = folder
-    with pytest.raises(ValueError, match=r"the shape of a row of data is unknown: pass shape=\(3, 32, 32\)"):
+    with pytest.raises(ValueError, match=r"the shape of a sample of data is unknown: pass shape=\(3, 32, 32\)"):
         mx.serve.Predictor(path / "model")

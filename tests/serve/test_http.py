@@ -194,7 +194,7 @@ async def test_overload_is_503_with_retry_after(carried, gated):  # noqa: F811
         status, headers, answer = await ask("POST", "/predict", b"[1, 2]", Content_Type=JSON)
         assert status == 503
         assert int(headers["Retry-After"]) >= 1
-        assert "6 rows are queued" in json.loads(answer)["error"]
+        assert "6 samples are queued" in json.loads(answer)["error"]
         Gate.let.set()
         await asyncio.gather(first, *waiting)
 

@@ -112,7 +112,7 @@ async def test_a_full_queue_refuses_with_a_retry_time(gated):
     first = await closed(gated)
     waiting = [asyncio.create_task(gated([i, i])) for i in range(6)]
     await asyncio.sleep(0)
-    with pytest.raises(Overloaded, match="6 rows are queued, expected at most 6") as refused:
+    with pytest.raises(Overloaded, match="6 samples are queued, expected at most 6") as refused:
         await gated([9, 9])
     assert refused.value.retry_after > 0
     Gate.let.set()
@@ -297,7 +297,7 @@ async def test_models_are_found_in_every_form(form, tmp_path):
         (("nowhere/model",), FileNotFoundError, "nowhere"),
         ((3, (2,)), TypeError, "int, expected a Gluon block"),
         ((mx.sym.var("data") * 2, (2,)), ValueError, "params"),
-        ((mx.gluon.nn.Dense(2),), ValueError, "the shape of a row of data is unknown"),
+        ((mx.gluon.nn.Dense(2),), ValueError, "the shape of a sample of data is unknown"),
     ],
 )
 def test_other_objects_than_models_are_refused(arguments, error, message):

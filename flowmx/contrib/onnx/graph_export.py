@@ -124,7 +124,7 @@ class GraphExport:
             return np.float32(self.content(entry).reshape(-1)[0]) if end is None else end
         except Unsupported:
             raise Unsupported(
-                "its range is measured at each call: quantize with calib_mode 'naive' or 'entropy'"
+                "its range is computed in each call: quantize with calib_mode 'naive' or 'entropy'"
             ) from None
 
     # -- the file --------------------------------------------------------------------------------------

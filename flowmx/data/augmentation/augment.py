@@ -69,7 +69,7 @@ def _crop_square(image: Image, options: AugmentOptions, size: Size, u: Any) -> I
     if min(rows, columns) < options.max_crop_size:
         raise ParameterError(
             f"the image is {rows} high and {columns} wide when it is cropped, smaller than max_crop_size, which is "
-            f"{options.max_crop_size}: give a larger `resize`"
+            f"{options.max_crop_size}: pass a larger `resize`"
         )
     length = _between(u[_CROP][2], options.min_crop_size, options.max_crop_size)
     return _resize(_crop(image, (length, length), options.rand_crop, u[_CROP]), size, options, u[_METHODS][2])

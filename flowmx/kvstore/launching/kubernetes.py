@@ -57,7 +57,7 @@ class Pods:
 
     def __post_init__(self) -> None:
         if self.user is not None and self.user < 1:
-            raise ValueError(f"the user is {self.user}, expected a number of at least 1: 0 is root")
+            raise ValueError(f"the user is {self.user}, expected a user id of at least 1: 0 is root")
         if not _NAME.fullmatch(self.name):
             raise ValueError(
                 f"the name is {self.name!r}, expected at most 42 lower-case letters, digits and dashes, such as 'train'"

@@ -96,7 +96,7 @@ def process_number(environ: Mapping[str, str]) -> ProcessNumber:
             )
     variables = ", ".join(f"{name.number} ({name.name})" for name in _CLUSTERS)
     raise ValueError(
-        f"the number of this process is unknown: pass --index, or run it where one of these is set: {variables}"
+        f"the index of this process is unknown: pass --index, or run it where one of these is set: {variables}"
     )
 
 
@@ -144,7 +144,7 @@ def count_workers(count: int | None, servers: int, workers: int | None) -> int:
     """
     if count is None:
         if workers is None:
-            raise ValueError("the cluster does not tell the number of processes: pass --workers")
+            raise ValueError("the cluster does not provide the number of processes: pass --workers")
         return workers
     if workers is not None and 1 + servers + workers != count:
         raise ValueError(
@@ -178,5 +178,5 @@ def name_of(index: int, servers: int, workers: int, role: str = "") -> str:
         for rank in range(counts[part])
     ]
     if not 0 <= index < len(names):
-        raise ValueError(f"the number of this process is {index}, expected one of 0 to {len(names) - 1}")
+        raise ValueError(f"the index of this process is {index}, expected one of 0 to {len(names) - 1}")
     return names[index]

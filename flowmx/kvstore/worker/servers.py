@@ -203,7 +203,7 @@ class Servers:
         if outage_seconds > self._patience:
             raise KVStoreError(
                 f"{operation}: {member.name} at {member.address} has not been reached for {outage_seconds:.1f} s "
-                f"(FLOWMX_KVSTORE_RECONNECT), although it is alive for the scheduler: {error}"
+                f"(FLOWMX_KVSTORE_RECONNECT), although the scheduler considers it alive: {error}"
             ) from error
 
     async def _is_reachable(self, home: int, member: Member) -> bool:

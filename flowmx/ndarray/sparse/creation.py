@@ -219,7 +219,7 @@ def _csr_of_parts(data: Any, indices: Any, indptr: Any, shape: Any, ctx: Context
     columns, starts = _whole_numbers("indices", indices), _whole_numbers("indptr", indptr)
     if shape is None:
         if not columns.size:
-            raise ValueError("invalid shape: it does not follow from a matrix with nothing stored; give it")
+            raise ValueError("invalid shape: it cannot be inferred from a matrix with no stored elements: pass it")
         shape = (starts.size - 1, max(0, int(columns.max())) + 1)
     return _from_parts("csr", ctx, shape, Csr(values, columns, starts))
 

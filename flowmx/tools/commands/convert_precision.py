@@ -85,7 +85,7 @@ def _batches(options: Lowering, inputs: list[Input], label_names: tuple[str, ...
     """Return the calibration data."""
     path = options.calibrate
     if path is None:
-        raise ValueError("--int8 needs --calibrate FILE, or --mode none, which computes ranges at every call")
+        raise ValueError("--int8 needs --calibrate FILE, or --mode none, which computes ranges in each call")
     if path.suffix.lower() == ".rec":
         return _images(path, options, inputs, label_names)
     if path.suffix.lower() not in (".npz", ".npy"):

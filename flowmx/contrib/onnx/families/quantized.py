@@ -109,7 +109,7 @@ def _own_range(n: NodeExport) -> Range:
     """
     ends: Range | None = n.op.calibrated
     if ends is None:
-        raise Unsupported("its range is measured at each call: quantize with calib_mode 'naive' or 'entropy'")
+        raise Unsupported("its range is computed in each call: quantize with calib_mode 'naive' or 'entropy'")
     return ends
 
 
