@@ -113,8 +113,8 @@ def test_retry_after_follows_the_rate():
     [
         (np.zeros((3, 4)), r"shape \(3, 4\), expected \(3,\) for one sample or \(samples, 3\)"),
         (np.zeros(4), r"shape \(4,\), expected \(3,\)"),
-        (np.zeros((0, 3)), "0 rows, expected 1 to 4"),
-        (np.zeros((5, 3)), "5 rows, expected 1 to 4"),
+        (np.zeros((0, 3)), "0 samples, expected 1 to 4"),
+        (np.zeros((5, 3)), "5 samples, expected 1 to 4"),
         (["a", "b", "c"], "dtype <U1, which cannot be cast to float32"),
         ([[1, 2, 3], [1, 2]], "not an array of numbers"),
         (np.zeros(3, np.complex64), "dtype complex64"),
