@@ -225,7 +225,7 @@ class Settings:
         "", "The partitioner applied to graphs when they are bound; unset or NONE: no partitioner."
     )
     exec_num_temp: int = _setting(1, "Maximum number of temporary workspaces per device.", low=1)
-    native_runs: bool = _setting(True, "Make the native calls of a graph's steps in one call on a CPU.")
+    native_runs: bool = _setting(True, "Run the steps of a graph on a CPU in few native calls.")
     exec_check: bool = _setting(False, "Overwrite unused memory of bound symbols, to detect wrong sharing; slow.")
     cuda_graphs: bool = _setting(False, "Capture the steps of bound graphs on a GPU as CUDA graphs.")
     gpu_mem_pool_reserve: int = _setting(
@@ -247,14 +247,14 @@ class Settings:
 
     graph_cache: int = _setting(
         1024,
-        "MiB for all compiled graphs of hybridized blocks and modules, in addition to the last 16 graphs per block, "
-        "and a quarter of it for single kernels; further ones are dropped, and recompiled when needed.",
+        "Maximum MiB of all compiled graphs of hybridized blocks and modules together; single kernels may take another "
+        "quarter. Above the limit graphs are dropped, and recompiled when needed; each block keeps its last 16 graphs.",
         low=0,
     )
 
     # Kernels
     kernel_cache: str = _setting("", "Folder of compiled kernels and plans; unset: flowmx/kernels in the user's cache.")
-    exec_plan_cache: bool = _setting(True, "Cache the plans of large graphs in that folder.")
+    exec_plan_cache: bool = _setting(True, "Cache the plans of large graphs in the folder FLOWMX_KERNEL_CACHE.")
 
     # Engine
     engine_type: EngineType = _setting(
@@ -266,7 +266,7 @@ class Settings:
     engine_max_bytes: int = _setting(1 << 30, "Maximum bytes of pending results; further pushes wait.", low=1)
     engine_check: bool = _setting(False, "Detect operations that write variables declared as read-only; slow.")
     blocking_in_loop: BlockingInLoop = _setting(
-        "warn", "Behaviour of a blocking read inside a coroutine: warn and block, raise, or block."
+        "warn", "Behavior of a blocking read inside a coroutine: warn and block, raise an error, or block."
     )
     storage_fallback_log_verbose: bool = _setting(
         True,
@@ -315,10 +315,11 @@ class Settings:
     update_on_kvstore: bool = _setting(True, "Let the KVStore update weights, once for all devices, if it can.")
     kvstore_policy: Policy = _setting(
         "stop",
-        "Behaviour of a job that loses a node: stop and report it, or continue and let another node take its place.",
+        "Behavior of a job that loses a node: stop and report the node, or continue and let another node take its place.",
     )
     kvstore_agreement: Agreement = _setting(
-        "error", "Behaviour of a worker whose versions, seed, shapes or settings differ from the others' at its start."
+        "error",
+        "Behavior of a worker whose versions, seed, shapes or settings differ from those of the others when it starts.",
     )
     kvstore_patience: float = _setting(
         10.0, "Seconds of waiting for other workers after which the wait is logged.", low=0.05
@@ -358,8 +359,8 @@ class Settings:
     job_limits: str = _setting(
         "", "Limits of a job's nodes that differ from docs/operations.md, such as peers=8192,total=1e9."
     )
-    serve_limits: str = _setting("", "Limits of a model service, in the same format.")
-    dashboard_limits: str = _setting("", "Limits of the dashboard, in the same format.")
+    serve_limits: str = _setting("", "Limits of a model service, in the format of FLOWMX_JOB_LIMITS.")
+    dashboard_limits: str = _setting("", "Limits of the dashboard, in the format of FLOWMX_JOB_LIMITS.")
 
     # The distributed job that this process belongs to
     scheduler: str = _setting(
@@ -369,7 +370,7 @@ class Settings:
     )
     job: str = _setting(
         "",
-        "Name of the job and of its attempt, equal on the scheduler and all nodes; a scheduler refuses nodes of other "
+        "Name of the job and of its attempt, the same for the scheduler and all nodes; a scheduler rejects nodes of other "
         "jobs.",
     )
     role: Role = _setting("worker", "Role of this process in its job.", others="{DMLC_ROLE}")
@@ -431,8 +432,8 @@ class Settings:
         "off",
         "OpenTelemetry spans of a service: off, requests and batches, or operators too; see docs/serving.md.",
     )
-    profiler_autostart: bool = _setting(False, "Profile from the start, and write profile.json at the end.")
-    profiler_mode: Literal[0, 1] = _setting(0, "Profiled operators: 0: symbolic ones, 1: all.")
+    profiler_autostart: bool = _setting(False, "Profile from the start, and write profile.json at exit.")
+    profiler_mode: Literal[0, 1] = _setting(0, "Operators that are profiled; 0: those of symbols, 1: all.")
     cudnn_autotune_default: Literal[0, 1, 2] = _setting(
         0, "Default of a convolution's cudnn_tune: 0: off, 1: fastest within the workspace, 2: fastest."
     )

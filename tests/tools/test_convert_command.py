@@ -223,7 +223,7 @@ def test_a_model_in_bfloat16(checkpoint):
     [
         (["--int8"], "--int8 needs --calibrate FILE, or --mode none"),
         (["--int8", "--calibrate", "rows.csv"], "expected .rec, .npz or .npy"),
-        (["--int8", "--calibrate", "wrong.npy"], "the rows of data have shape (5,), expected (1, 6, 6)"),
+        (["--int8", "--calibrate", "wrong.npy"], "the samples of data have shape (5,), expected (1, 6, 6)"),
         (["--int8", "--calibrate", "other.npz"], "has a, b, expected data"),
         (["--int8", "--calibrate", "images.rec"], "images are one input of 3 channels"),
     ],

@@ -130,7 +130,7 @@ def test_missing_data(tmp_path):
     with pytest.raises(ValueError, match=r"expected one of digits, \.npz, \.csv, \.rec"):
         data.load(DataOptions("cifar"))
     np.savez(tmp_path / "x.npz", x=np.zeros((4, 2)), y=np.zeros(3))
-    with pytest.raises(ValueError, match="4 rows and 3 labels"):
+    with pytest.raises(ValueError, match="4 samples and 3 labels"):
         data.load(DataOptions(str(tmp_path / "x.npz")))
     with pytest.raises(ValueError, match=r"--held-out is 1\.0"):
         data.load(DataOptions(str(tmp_path / "x.npz"), held_out=1.0))

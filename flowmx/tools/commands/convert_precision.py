@@ -115,9 +115,9 @@ def _arrays(path: Path, inputs: list[Input]) -> dict[str, np.ndarray[Any, Any]]:
 def _rows(path: Path, array: np.ndarray[Any, Any], spec: Input) -> np.ndarray[Any, Any]:
     shape = tuple(size or array.shape[min(at, array.ndim - 1)] for at, size in enumerate(spec.shape, 1))
     if not len(array):
-        raise ValueError(f"{path}: {spec.name} has no rows")
+        raise ValueError(f"{path}: {spec.name} has no samples")
     if array[0].size != np.prod(shape):
-        raise ValueError(f"{path}: the rows of {spec.name} have shape {array.shape[1:]}, expected {shape}")
+        raise ValueError(f"{path}: the samples of {spec.name} have shape {array.shape[1:]}, expected {shape}")
     return array.reshape(len(array), *shape).astype(spec.dtype)
 
 

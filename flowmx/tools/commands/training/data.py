@@ -157,7 +157,7 @@ def _classes(options: DataOptions, labels: Sequence[np.ndarray[Any, Any]]) -> in
     """Return the number of classes, after checking that all labels are class indices."""
     values = np.concatenate([array.reshape(-1) for array in labels])
     if not len(values):
-        raise ValueError(f"{options.path} has no rows")
+        raise ValueError(f"{options.path} has no samples")
     classes = options.classes or (int(values.max()) + 1 if np.isfinite(values).all() else 1)
     wrong = values[~((values >= 0) & (values < classes) & (values == np.floor(values)))]
     if len(wrong):
@@ -181,7 +181,7 @@ def _split(options: DataOptions, arrays: Arrays) -> tuple[Arrays, Arrays]:
     data, labels = arrays
     if len(data) != len(labels) or not len(data):
         raise ValueError(
-            f"{options.path} has {len(data)} rows and {len(labels)} labels, expected equal numbers above 0"
+            f"{options.path} has {len(data)} samples and {len(labels)} labels, expected equal numbers above 0"
         )
     order = np.random.default_rng(options.seed).permutation(len(data))
     count = int(len(data) * options.held_out)
