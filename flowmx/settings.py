@@ -315,7 +315,7 @@ class Settings:
     update_on_kvstore: bool = _setting(True, "Let the KVStore update weights, once for all devices, if it can.")
     kvstore_policy: Policy = _setting(
         "stop",
-        "Behavior of a job that loses a node: stop and report the node, or continue and let another node take its place.",
+        "Behavior of a job that loses a node: stop and report it, or continue and let another node take its place.",
     )
     kvstore_agreement: Agreement = _setting(
         "error",
@@ -370,8 +370,8 @@ class Settings:
     )
     job: str = _setting(
         "",
-        "Name of the job and of its attempt, the same for the scheduler and all nodes; a scheduler rejects nodes of other "
-        "jobs.",
+        "Name of the job and of its attempt, the same for the scheduler and all nodes; a scheduler rejects nodes "
+        "of other jobs.",
     )
     role: Role = _setting("worker", "Role of this process in its job.", others="{DMLC_ROLE}")
     rank: int | None = _setting(None, "The requested rank; unset: any free rank.", low=0, others="{DMLC_WORKER_ID}")
