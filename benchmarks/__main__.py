@@ -282,6 +282,20 @@ def transformer(rounds: int) -> None:
     )
 
 
+def transformers(rounds: int) -> None:
+    """Training steps of BERT, GPT-2 and ViT, compared with Hugging Face's models in PyTorch.
+
+    Measure with CPU_TIME=1 and OMP_NUM_THREADS=1 under ``taskset`` where other work runs.
+    """
+    for network in ("bert", "gpt2", "vit"):
+        for dropout in ("0", "0.1"):
+            turns.report(
+                f"{network}, dropout {dropout} (milliseconds a training step)",
+                turns.compare("transformers_training", ["torch"], min(rounds, 3), [network, dropout], min),
+                {"step_ms": [("torch", 0.9)]},
+            )
+
+
 def operators(rounds: int) -> None:
     """Single operators, forward and with their gradients (+), on 1e3 to 1e7 elements; Adam on 25 million."""
     figures = turns.compare("operators", ["torch"], rounds, pick=min)
@@ -406,7 +420,7 @@ BENCHMARKS = {
     function.__name__: function
     for function in (
         engine, numpy_api, lenet, lag, loop_gaps, runahead, networks, operators, chain, memory, recompute, resident,
-        planning, language, transformer, hybrid, gluon, small, other_small, small_operators, shapes,
+        planning, language, transformer, transformers, hybrid, gluon, small, other_small, small_operators, shapes,
         detection, sparse, attention, first_calls, importing, short_calls,
         kvstore, checkpoints, recordio, images, loader, profiling, serving, hostile, gpu, half, int8, onnx, prediction,
     )

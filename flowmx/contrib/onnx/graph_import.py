@@ -16,6 +16,7 @@ from flowmx.contrib.onnx.dynamic_lengths import Lengths, Varying, combine, trial
 from flowmx.contrib.onnx.import_constants import Array, Known, Numbers, Values, fold
 from flowmx.contrib.onnx.names import Names
 from flowmx.contrib.onnx.node_import import NodeImport
+from flowmx.contrib.onnx.opsets import definition
 from flowmx.errors import MXNetError, ShapeError
 from flowmx.graph import infer
 from flowmx.graph.node import Entry, Node
@@ -94,6 +95,22 @@ class GraphImport:
         if isinstance(value, Values):
             raise Unsupported(f"{name!r} is a sequence, expected an array")
         return self.constant(value)
+
+    def is_condition(self, name: str) -> bool:
+        """Return whether a value has ONNX's type bool, which is 0 and 1 in MXNet."""
+        producers = {output: node for node in self._graph.node for output in node.output}
+        while name in producers:
+            node = producers[name]
+            if node.op_type == "Cast":
+                return any(each.name == "to" and each.i == need_onnx().TensorProto.BOOL for each in node.attribute)
+            types = definition(node.op_type, self.opset).outputs[0].types
+            if len(types) == 1:
+                return "tensor(bool)" in types
+            name = node.input[1 if node.op_type == "Where" else 0]
+        value = self.values[name]
+        if isinstance(value, Known):
+            return bool(value.trials[0].dtype.kind == "b")
+        return any(each.name == name and declared_dtype(each).kind == "b" for each in self.inputs)
 
     def constant(self, value: Known) -> Symbol:
         """Return a known value as a symbol. A fixed value becomes a parameter, which is shared by all uses."""

@@ -140,6 +140,10 @@ class NodeImport:
         numbers = None if attribute is None else self.attr(attribute)
         return None if numbers is None else [int(number) for number in numbers]
 
+    def is_condition(self, index: int) -> bool:
+        """Return whether an input has ONNX's type bool, which is 0 and 1 in MXNet."""
+        return self._graph.is_condition(self._inputs[index])
+
     def number(self, index: int, default: float | None = None) -> float | None:
         """Return the number in an input."""
         return float(self.array(index).reshape(())) if self.has(index) else default

@@ -118,6 +118,11 @@ def _scatter_nd(n: NodeExport) -> str:
     return n.add("ScatterND", np.zeros(shape, n.out_dtype()), index, n.inputs[0])
 
 
+@exports("_contrib_index_copy")
+def _index_copy(n: NodeExport) -> str:
+    return n.add("ScatterND", n.inputs[0], n.add("Unsqueeze", n.as_int64(1), [1]), n.inputs[2])
+
+
 @imports("ScatterND")
 def _import_scatter_nd(n: NodeImport) -> Symbol:
     n.expect("reduction", "none")

@@ -82,6 +82,14 @@ def _rms_norm(n: NodeExport) -> str:
     return n.add("Mul", n.add("Div", x, n.add("Sqrt", n.add("Add", mean, n.number(op.eps)))), gamma)
 
 
+@imports("RMSNormalization")
+def _import_rms_norm(n: NodeImport) -> Symbol:
+    axis = n.axis(-1)
+    if axis != n.rank() - 1:
+        raise Unsupported(f"it normalizes over axes {axis} to {n.rank() - 1}, expected only the last")
+    return n.make("RMSNorm", n.symbol(0), n.symbol(1), axis=-1, eps=n.attr("epsilon", 1e-5))
+
+
 @exports("GroupNorm")
 def _group_norm(n: NodeExport) -> str:
     """Convert to an instance normalization of data with its groups reshaped to channels."""
