@@ -120,7 +120,11 @@ class Monitored:
             for at, entry in enumerate(node.inputs)
         ]
         monitor.at_inputs(node, inputs)
-        outputs = [op.compute_eagerly(nd, inputs)] if op.traits.dynamic else _computed(op, inputs, devices.get(context))
+        outputs = (
+            [cast("NDArray", op.compute_eagerly(nd, inputs))]
+            if op.traits.dynamic
+            else _computed(op, inputs, devices.get(context))
+        )
         self._values.update({Entry(node, index): array for index, array in enumerate(outputs)})
         monitor.at_outputs(node, outputs)
 
@@ -162,7 +166,7 @@ class Monitored:
         head_gradients = [F.op("zeros_like", outputs[at]) if head is None else head for at, head in enumerate(heads)]
         inputs = [self._values[entry].as_in_context(context) for entry in node.inputs]
         try:
-            gradients = node.op.gradient(F, inputs, outputs, head_gradients)
+            gradients = cast("Sequence[NDArray | None]", node.op.gradient(F, inputs, outputs, head_gradients))
         except NotImplementedError:
             raise AutogradError(f"node {node.name!r}: operator {node.op.name} has no gradient") from None
         monitor.at_gradients(node, gradients)

@@ -10,7 +10,7 @@ the calls of the gradient are recorded (:class:`_Form`); they are then replayed 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from flowmx.ops.registry import calling
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Operator, Shape, lookup
 from flowmx.ops.registry.spec import Spec
+from flowmx.ops.registry.tensors import Functions, Tensors
 
 
 class _Call(NamedTuple):
@@ -125,7 +126,7 @@ class Builder:
         values = [*inputs, *outputs, *heads]
         if self._recording is not None or not self.repeats or op.subgraphs or op.traits.detached:
             self._recording = None  # nested gradients have other values
-            return op.gradient(self, inputs, outputs, heads)
+            return _differentiate(self, op, inputs, outputs, heads)
         key = (
             op,
             tuple([(self.shapes[value.entry], self.dtypes[value.entry]) for value in values]),
@@ -135,10 +136,10 @@ class Builder:
         if form is not None:
             return self._replay(form, [value.entry for value in values])
         if key in self._forms:
-            return op.gradient(self, inputs, outputs, heads)
+            return _differentiate(self, op, inputs, outputs, heads)
         recording = self._recording = _Recording(values)
         try:
-            results = op.gradient(self, inputs, outputs, heads)
+            results = _differentiate(self, op, inputs, outputs, heads)
             self._forms[key] = recording.form(results) if self._recording is recording else None
         finally:
             self._recording = None
@@ -228,6 +229,14 @@ for _python, _name, _scalar, _swapped in _ARITHMETIC:
     setattr(Value, f"__{_python}__", _method(f"broadcast_{_name}", _scalar, False))
     if _swapped:
         setattr(Value, f"__r{_python}__", _method(f"broadcast_{_name}", _swapped, True))
+
+
+def _differentiate(
+    build: Builder, op: Operator, inputs: Sequence[Value], outputs: Sequence[Value], heads: Sequence[Value]
+) -> Sequence[Value | None]:
+    """Call an operator's gradient with values, which have the arithmetic of tensors."""
+    arguments = (cast("Tensors", inputs), cast("Tensors", outputs), cast("Tensors", heads))
+    return cast("Sequence[Value | None]", op.gradient(cast("Functions", build), *arguments))
 
 
 def _is_value(value: Any) -> bool:

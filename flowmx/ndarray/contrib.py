@@ -15,6 +15,7 @@ from flowmx.ndarray.creation import array
 from flowmx.ndarray.optimizer_updates import *  # noqa: F403
 from flowmx.ops.random.zipfian import candidates
 from flowmx.ops.registry.namespaces import prefixed_attributes
+from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = ["boolean_mask", "cond", "foreach", "isfinite", "isinf", "isnan", "rand_zipfian", "while_loop"]
 __all__ += optimizer_updates.__all__
@@ -60,7 +61,10 @@ def rand_zipfian(
     """
     if ctx is not None:
         true_classes = true_classes.as_in_context(ctx)
-    return candidates(functions, true_classes, num_sampled, range_max, ctx=true_classes.context)
+    results = candidates(
+        cast("Functions", functions), cast("Tensor", true_classes), num_sampled, range_max, ctx=true_classes.context
+    )
+    return cast("tuple[NDArray, NDArray, NDArray]", results)
 
 
 __getattr__, __dir__ = prefixed_attributes(functions, "_contrib_", __all__)

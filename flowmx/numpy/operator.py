@@ -494,14 +494,16 @@ class NumPyPlaces(CallOperator, hidden=True):
                 arrays.append(numbers.reshape(source) if index == self.place else xp.zeros(source, np.int64))
         args, kwargs = self.call.fill(arrays)
         results = as_list(function_of(xp, self.function)(*args, **kwargs))
-        return xp.concatenate([result.ravel() for result in results])
+        value: Array = xp.concatenate([result.ravel() for result in results])
+        return value
 
     def gradient(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> Any:
         return late("numpy.gradients").places_gradient(self, F, inputs, heads)
 
 
 def _sum_by_origin(xp: Any, origins: Array, weights: Array, size: int) -> Array:
-    return xp.bincount(origins, weights=weights.astype(np.float64), minlength=size + 1)
+    result: Array = xp.bincount(origins, weights=weights.astype(np.float64), minlength=size + 1)
+    return result
 
 
 @operator("_np_waiting")

@@ -68,7 +68,7 @@ class FusedRNNCell(BaseRNNCell):
         """Return the parts of the packed array by name, in order, for ``li`` inputs and ``lh`` units."""
         del lh  # the cell's number of units
         names, shapes = zip(*self._packed.parts(li), strict=True)
-        return dict(zip((self._prefix + name for name in names), carve(arr, shapes), strict=True))
+        return dict(zip((self._prefix + name for name in names), carve(cast("Any", arr), shapes), strict=True))
 
     def unpack_weights(self, args: Weights) -> dict[str, NDArray]:
         params = dict(args)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.indexing import as_integers, nd_rows, nd_shape, positions
@@ -25,6 +24,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 
 _BEGIN = "First index on each axis; None for the start."
 _END = "The index after the last on each axis; None for the end."
@@ -69,7 +69,7 @@ class SliceAssign(_SliceOperator):
         run.xp.copyto(outputs[0], inputs[0])
         self.part(outputs[0])[...] = inputs[1]
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_slice_assign_scalar", heads[0], **parameters_of(self)), F.slice(heads[0], **parameters_of(self))]
 
 
@@ -93,7 +93,7 @@ class SliceAssignScalar(_SliceOperator, _Scalar):
         run.xp.copyto(outputs[0], inputs[0])
         self.part(outputs[0])[...] = element(self.scalar, outputs[0].dtype)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_slice_assign_scalar", heads[0], **parameters_of(self) | {"scalar": 0.0})]
 
 
@@ -137,7 +137,7 @@ class ScatterSetND(_Indexed):
         rows[nd_rows(run.xp, self, lhs.shape, indices)] = rhs
         out[...] = rows.reshape(out.shape)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         indices = inputs[2]
         rhs_grad = F.gather_nd(heads[0], indices)
         lhs_grad = F.op("_scatter_set_nd", heads[0], F.zeros_like(rhs_grad), indices, shape=self.shape)
@@ -171,7 +171,7 @@ class IndexCopy(_Indexed):
         run.xp.copyto(outputs[0], old)
         outputs[0][positions(run.xp, index, len(old), "raise", self.name)] = new
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         old_grad, new_grad = F.op("_contrib_backward_index_copy", heads[0], inputs[1])
         return [old_grad, None, new_grad]
 
@@ -193,7 +193,7 @@ class BackwardIndexCopy(_Indexed, hidden=True, in_place=()):
         run.xp.copyto(outputs[0], head)
         outputs[0][index] = 0
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_contrib_index_copy", heads[0], inputs[1], heads[1]), None]
 
 
@@ -221,7 +221,7 @@ class FillElement(_Indexed):
         xp.copyto(outputs[0], lhs)
         outputs[0][xp.arange(len(lhs)), positions(xp, rhs, lhs.shape[1], "raise", self.name)] = mhs
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         mhs_grad = F.pick(heads[0], inputs[2], axis=1)
         return [F.op("fill_element_0index", heads[0], F.zeros_like(mhs_grad), inputs[2]), mhs_grad, None]
 

@@ -6,7 +6,6 @@ Graphs with such operators are not planned: hybridized blocks and executors run 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred, InferredTypes, shape_of
@@ -14,6 +13,7 @@ from flowmx.ops.arrays.shape_arithmetic import axis_of
 from flowmx.ops.nn.common import expect_shape
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, operator, option
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensor, Tensors
 
 
 @operator("_contrib_boolean_mask")
@@ -34,7 +34,7 @@ class BooleanMask(Operator, hidden=True, dynamic=True):  # mx.nd.contrib.boolean
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return dtypes, dtypes[:1]
 
-    def compute_eagerly(self, F: Any, inputs: Sequence[Any]) -> Any:
+    def compute_eagerly(self, F: Functions, inputs: Tensors) -> Tensor:
         return F.contrib.boolean_mask(*inputs, axis=self.axis)
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -42,7 +42,7 @@ class BooleanMask(Operator, hidden=True, dynamic=True):  # mx.nd.contrib.boolean
             f"{self.name}: the output shape depends on the values of the inputs, so a graph with it cannot be planned"
         )
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         data = F.op("_backward_contrib_boolean_mask", heads[0], shape_of(inputs, 0), inputs[1], axis=self.axis)
         return [data, F.zeros_like(shape_of(inputs, 1))]
 
@@ -65,5 +65,5 @@ class BackwardBooleanMask(Operator, hidden=True):
         outputs[0].fill(0)
         run.xp.moveaxis(outputs[0], self.axis, 0)[index != 0] = run.xp.moveaxis(head, self.axis, 0)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         raise NotImplementedError  # no second order

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import BatchParts, BatchWise, Quantization
 
 Mode = Literal["clip", "wrap", "raise"]
@@ -41,7 +42,7 @@ def as_integers(index: Array) -> Array:
     return index if index.dtype.kind in "iu" and index.dtype.itemsize >= 4 else index.astype(np.int64)
 
 
-def positions(xp: Any, index: Array, length: int, mode: str, name: str) -> Array:
+def positions(xp: ArrayNamespace, index: Array, length: int, mode: str, name: str) -> Array:
     """Return indices as positions from 0 to ``length`` - 1: clipped, wrapped around, or checked.
 
     Raises:
@@ -57,7 +58,7 @@ def positions(xp: Any, index: Array, length: int, mode: str, name: str) -> Array
     return index
 
 
-def add_rows(xp: Any, rows: Array, index: Array, values: Array) -> None:
+def add_rows(xp: ArrayNamespace, rows: Array, index: Array, values: Array) -> None:
     """Add ``values[i]`` to ``rows[index[i]]`` for all i; indices may repeat, and ``rows`` are zeros at first."""
     if not index.size:
         return
@@ -182,7 +183,7 @@ class Embedding(
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         _TAKE.forward(run, (inputs[1], inputs[0]), outputs)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [None, F.op("_backward_take", heads[0], inputs[0], shape_of(inputs, 1))]
 
 
@@ -318,7 +319,7 @@ class OneHot(Operator, no_gradient=True, batch_wise=BatchWise.FIRST):
 # -- several axes at once ----------------------------------------------------------------------------------
 
 
-def nd_rows(xp: Any, op: Operator, shape: Shape, indices: Array) -> Array:
+def nd_rows(xp: ArrayNamespace, op: Operator, shape: Shape, indices: Array) -> Array:
     """Return the positions of coordinates (m, ...) in the first m axes, flattened to one axis.
 
     Raises:
@@ -344,7 +345,7 @@ def nd_shape(op: Operator, array_shape: Shape, indices: Shape) -> Shape:
     return indices[1:] + array_shape[indices[0] :]
 
 
-def _gather(xp: Any, op: Operator, data: Array, indices: Array, out: Array) -> None:
+def _gather(xp: ArrayNamespace, op: Operator, data: Array, indices: Array, out: Array) -> None:
     m = indices.shape[0]
     rows = data.reshape(math.prod(data.shape[:m]), *data.shape[m:])
     out[...] = rows[nd_rows(xp, op, data.shape, indices)]

@@ -25,6 +25,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import BatchWise, Passing, Precision, Quantization
 
 
@@ -85,7 +86,7 @@ class Concat(
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.concatenate(inputs, axis=self.dim, out=outputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         if self.num_args == 1:
             return [heads[0]]
         likes = [shape_of(inputs, index) for index in range(self.num_args)]
@@ -119,7 +120,7 @@ class BackwardConcat(Operator, hidden=True, moves=True, keeps_layout=True, batch
             out[...] = run.xp.moveaxis(head[start:stop], 0, self.dim)
             start = stop
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.Concat(*heads, dim=self.dim), *([None] * len(heads))]
 
 
@@ -158,7 +159,7 @@ class Stack(Operator, moves=True, precision=Precision.WIDEST, batch_wise=BatchWi
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.stack(inputs, axis=self.axis, out=outputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         parts = F.SliceChannel(heads[0], num_outputs=self.num_args, axis=self.axis, squeeze_axis=True)
         like = shape_of(inputs, 0)
         if getattr(like, "shape", None) == ():  # the parts of a split vector keep an axis
@@ -228,7 +229,7 @@ class _Split(Operator, moves=True, batch_wise=BatchWise.FIRST):
         """Return the length of the split axis from the lengths of the parts (-1: unknown)."""
         return -1 if -1 in lengths else sum(lengths)
 
-    def bound(self, xp: Any, input_forms: Sequence[Form], output_forms: Sequence[Form]) -> Bound | None:
+    def bound(self, xp: ArrayNamespace, input_forms: Sequence[Form], output_forms: Sequence[Form]) -> Bound | None:
         if self.squeeze_axis:
             return None
         shape = input_forms[0][0]
@@ -251,7 +252,7 @@ class _Split(Operator, moves=True, batch_wise=BatchWise.FIRST):
         for out, start, stop in zip(outputs, bounds, bounds[1:], strict=False):
             out[...] = x[(*prefix, slice(start, max(start, stop)))].reshape(out.shape)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         if self.squeeze_axis:
             gradient = F.stack(*heads, axis=self.axis)
             # The parts of a vector keep one axis, so stack returns one axis too many.

@@ -12,15 +12,17 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensor, Tensors
 from flowmx.ops.registry.traits import BatchParts, BatchWise, Passing
 
 Inferred = tuple[list[ShapeOrNone], list[ShapeOrNone]]
 InferredTypes = tuple[list[DType | None], list[DType | None]]
 
 
-def shape_of(inputs: Any, position: int) -> Any:
+def shape_of(inputs: Tensors, position: int) -> Tensor:
     """Return an input whose shape and dtype a gradient reads, but not its values, which may have changed since."""
-    return getattr(inputs, "unchecked", inputs.__getitem__)(position)
+    like: Tensor = getattr(inputs, "unchecked", inputs.__getitem__)(position)
+    return like
 
 
 def parameters_of(op: Operator) -> dict[str, Any]:
@@ -46,11 +48,11 @@ class Linear(Operator):
         get = (lambda index: shape_of(inputs, index)) if self.shape_only else inputs.__getitem__
         return [get(index) for index in range(1, 1 + count)]
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         others = self.others(inputs, len(self.inputs()) - 1)
         return [self.transpose_of(F, heads[0], others, shape_of(inputs, 0)), *([None] * len(others))]
 
-    def transpose_of(self, F: Any, head: Any, others: Sequence[Any], like: Any) -> Any:
+    def transpose_of(self, F: Functions, head: Tensor, others: Tensors, like: Tensor) -> Tensor:
         """Return the transpose applied to a head."""
         parameters = parameters_of(self)
         if self.variadic:
@@ -108,7 +110,7 @@ class _Transposed(Linear, hidden=True):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         self.apply_transpose(run, inputs[0], inputs[1:-1], outputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         others = self.others(inputs, len(self.inputs()) - 2)
         return [
             F.op(self.primal.name, heads[0], *others, **parameters_of(self._primal())), *([None] * (len(others) + 1)),

@@ -11,15 +11,17 @@ from flowmx.ops.arrays.linear import Inferred, InferredTypes, Linear, linear, sh
 from flowmx.ops.arrays.shape_arithmetic import axis_of, length_product
 from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, describe, family, operator, option
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import BatchWise, Precision
 
 
-def order_of(xp: Any, x: Array, axis: int, ascending: bool) -> Array:
+def order_of(xp: ArrayNamespace, x: Array, axis: int, ascending: bool) -> Array:
     """Return the positions that sort an axis; the sort is stable."""
     if ascending:
         return xp.argsort(x, axis=axis, kind="stable")
     backwards = xp.argsort(xp.flip(x, axis), axis=axis, kind="stable")
-    return x.shape[axis] - 1 - xp.flip(backwards, axis)
+    result: Array = x.shape[axis] - 1 - xp.flip(backwards, axis)
+    return result
 
 
 @linear("_take_along")
@@ -85,7 +87,7 @@ class Sort(_Ordering, precision=Precision.GIVEN, batch_wise=BatchWise.FIRST):
         ordered = run.xp.sort(x, axis=axis)
         outputs[0][...] = ordered if self.is_ascend else run.xp.flip(ordered, axis)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         x = inputs[0]
         index = F.argsort(x, axis=self.axis, is_ascend=self.is_ascend, dtype="int64")
         return [F.op("_backward__take_along", heads[0], index, x, axis=self.axis)]
@@ -164,7 +166,7 @@ class TopK(_Ordering, precision=Precision.FLOAT32, batch_wise=BatchWise.FIRST):
         if self.ret_typ != "value":
             outputs[-1][...] = index
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         if self.ret_typ in ("indices", "mask"):
             return [F.zeros_like(shape_of(inputs, 0))]
         x = inputs[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred, Linear, linear, shape_of
 from flowmx.ops.registry.dtypes import element
 from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, describe, option, required
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import BatchWise, Passing
 
 
@@ -70,7 +71,7 @@ class Pad(Linear, moves=True, passing=Passing.ALIKE, input_named=True, batch_wis
             head = run.xp.moveaxis(total, 0, axis)
         out[...] = head
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         # Only the linear part has a transpose; the constant has no gradient.
         like = shape_of(inputs, 0)
         return [F.op("_backward_Pad", heads[0], like, mode=self.mode, pad_width=self.pad_width)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred
 from flowmx.ops.arrays.reshape import View
 from flowmx.ops.arrays.shape_arithmetic import axes_of, axis_of, length_product, part_length
 from flowmx.ops.registry.operators import Array, Operator, Shape, ShapeOrNone, describe, operator, option, required
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import BatchWise
 
 
@@ -56,7 +57,7 @@ class Transpose(Permuting, batch_wise=BatchWise.FIRST):
     def view(self, x: Array, shape: Shape) -> Array:
         return x.transpose(self.axes or None)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         axes = [axis % len(self.axes) for axis in self.axes]
         return [F.transpose(heads[0], axes=tuple(axes.index(axis) for axis in range(len(axes))))]
 
@@ -87,7 +88,7 @@ class SwapAxis(Permuting, input_named=True, batch_wise=BatchWise.FIRST):
     def view(self, x: Array, shape: Shape) -> Array:
         return x.swapaxes(self.dim1, self.dim2)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.SwapAxis(heads[0], dim1=self.dim1, dim2=self.dim2)]
 
 
@@ -114,7 +115,7 @@ class Reverse(View, input_named=True, batch_wise=BatchWise.FIRST):
         axes = axes_of(self, self.axis, x.ndim)
         return x[tuple(slice(None, None, -1 if axis in axes else 1) for axis in range(x.ndim))]
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.reverse(heads[0], axis=self.axis)]
 
 
@@ -152,7 +153,7 @@ class DepthToSpace(View, input_named=True, batch_wise=BatchWise.FIRST):
         blocks = x.reshape(n, b, b, c // (b * b), h, w)
         return blocks.transpose(0, 3, 4, 1, 5, 2).reshape(shape)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.space_to_depth(heads[0], block_size=self.block_size)]
 
 
@@ -181,5 +182,5 @@ class SpaceToDepth(View, input_named=True, batch_wise=BatchWise.FIRST):
         blocks = x.reshape(n, c, h // b, b, w // b, b)
         return blocks.transpose(0, 3, 5, 1, 2, 4).reshape(shape)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.depth_to_space(heads[0], block_size=self.block_size)]

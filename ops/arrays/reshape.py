@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred, InferredTypes, shape_of
@@ -22,6 +21,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import BatchParts, BatchWise, Quantization
 
 
@@ -40,7 +40,7 @@ class View(Operator, moves=True):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.copyto(outputs[0], self.view(inputs[0], outputs[0].shape))
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.reshape_like(heads[0], shape_of(inputs, 0)), *([None] * (len(self.arguments) - 1))]
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 from flowmx.errors import IndexOutOfRange, ShapeError
 from flowmx.ops.arrays.indexing import as_integers
 from flowmx.ops.arrays.linear import Inferred, InferredTypes, Linear, linear
 from flowmx.ops.registry.dtypes import DType, element
 from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, describe, merge, option
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import Passing
 
 _LENGTHS = "Read the lengths from the second input; otherwise all sequences are full."
@@ -103,7 +104,7 @@ class SequenceMask(_Sequence):
     def apply_transpose(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
         self._mask(run, head, others, 0.0, out)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         # Only the linear part has a transpose; the value has no gradient.
         linear_part = type(self).create(use_sequence_length=self.use_sequence_length, axis=self.axis)
         return Linear.gradient(cast("Linear", linear_part), F, inputs, outputs, heads)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 
 _INT64 = np.dtype(np.int64)
 
@@ -47,7 +47,7 @@ class Retain(Operator):
         out[...] = 0
         out[index] = data[index]
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_backward_retain", heads[0], inputs[1]), None]
 
 
@@ -95,5 +95,5 @@ class BackwardEmbedding(Operator, hidden=True, sparse=True):
         out[...] = 0
         add_rows(run.xp, out, index, head.reshape(index.size, -1))
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("take", heads[0], inputs[1]), None]

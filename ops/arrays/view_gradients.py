@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from flowmx.ops.registry.operators import (
     operator,
     required,
 )
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensor, Tensors
 
 
 @family
@@ -39,9 +39,10 @@ class _Strided(Operator, hidden=True):
     def part(self, run: Run, whole: Array) -> Array:
         """Return a view of the part of a contiguous array."""
         size = whole.dtype.itemsize
-        return run.device.view(
+        result: Array = run.device.view(
             whole, self.shape, whole.dtype, self.offset * size, tuple([stride * size for stride in self.strides])
         )
+        return result
 
 
 @operator("_part")
@@ -54,7 +55,7 @@ class Part(_Strided):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.copyto(outputs[0], self.part(run, run.xp.ascontiguousarray(inputs[0])))
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_embedded_part", heads[0], **parameters_of(self))]
 
 
@@ -65,7 +66,7 @@ class EmbeddedPart(_Strided):
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return [self.shape], [self.whole]
 
-    def bound(self, xp: Any, input_forms: Sequence[Form], output_forms: Sequence[Form]) -> Bound | None:
+    def bound(self, xp: ArrayNamespace, input_forms: Sequence[Form], output_forms: Sequence[Form]) -> Bound | None:
         if xp is not np or input_forms[0][1] != output_forms[0][1]:
             return None
         shape, dtype = self.shape, output_forms[0][1]
@@ -87,7 +88,7 @@ class EmbeddedPart(_Strided):
         run.xp.copyto(self.part(run, array), inputs[0])
         run.xp.copyto(outputs[0], array)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_part", heads[0], **parameters_of(self))]
 
 
@@ -103,7 +104,7 @@ class ZeroPart(_Strided):
         self.part(run, array)[...] = 0
         run.xp.copyto(outputs[0], array)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_without_part", heads[0], **parameters_of(self))]
 
 
@@ -118,7 +119,7 @@ class _ByKey(Operator, hidden=True):
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return dtypes, [dtypes[0]]
 
-    def key_gradients(self, F: Any, name: str, inputs: Sequence[Any], head: Any) -> list[Any]:
+    def key_gradients(self, F: Functions, name: str, inputs: Tensors, head: Tensor) -> Gradients:
         """Return the gradients: the operator ``name`` with the same key, applied to the head."""
         indexes = [inputs[index] for index in range(1, self.num_args)]
         return [F.op(name, head, *indexes, **parameters_of(self)), *([None] * len(indexes))]
@@ -135,7 +136,7 @@ class ZeroByKey(_ByKey):
         run.xp.copyto(outputs[0], inputs[0])
         outputs[0][key_from_template(self.key, inputs[1:])] = 0
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return self.key_gradients(F, "_without_chosen", inputs, heads[0])
 
 
@@ -153,7 +154,7 @@ class LastByKey(_ByKey):
         last[key] = number
         outputs[0][...] = xp.where(last[key] == number, inputs[0][key], 0)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return self.key_gradients(F, "_assigned", inputs, heads[0])
 
 
@@ -168,5 +169,5 @@ class AssignByKey(_ByKey):
         outputs[0][...] = 0
         outputs[0][key_from_template(self.key, inputs[1:])] = inputs[0]
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return self.key_gradients(F, "_chosen_last", inputs, heads[0])

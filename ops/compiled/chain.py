@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 from flowmx.ops.arrays.linear import Inferred, InferredTypes
 from flowmx.ops.registry.dtypes import DType
@@ -107,10 +107,10 @@ class Chain(Operator, hidden=True, keeps_layout=True, batch_wise=BatchWise.ALL):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         # The outputs may share memory with inputs that later links read.
         like = outputs[0]
-        values: list[Array] = list(inputs)
+        values: list[Array | None] = list(inputs)
         for link, last_reads in zip(self.links, self.last_reads, strict=True):
             result = run.xp.empty_like(like)
-            link.op.forward(run, [values[value] for value in link.inputs], [result])
+            link.op.forward(run, cast("list[Array]", [values[value] for value in link.inputs]), [result])
             values.append(result)
             for value in last_reads:
                 values[value] = None

@@ -28,7 +28,8 @@ class Constant(Operator, hidden=True, no_gradient=True, once=True):
     @property
     def value(self) -> Array:
         """The array."""
-        return self.__dict__["_value"]
+        result: Array = self.__dict__["_value"]
+        return result
 
     @cached_property
     def number(self) -> float | None:

@@ -8,7 +8,7 @@ avoid copies, queries, keys and values may be interleaved in one input, with the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.arrays.linear import Inferred, InferredTypes
@@ -17,6 +17,7 @@ from flowmx.ops.nn.common import computing_dtype, non_defaults
 from flowmx.ops.nn.linear import multiply
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors, as_list
 from flowmx.ops.registry.traits import BatchParts, BatchWise
 
 INPUTS: dict[Shape, tuple[str, ...]] = {
@@ -95,7 +96,7 @@ class _Attention(Operator, hidden=True, heavy=True, skips=True):
 
 
 def _product(run: Run, a: Array, b: Array) -> Array:
-    out = run.xp.empty((*a.shape[:-1], b.shape[-1]), a.dtype)
+    out: Array = run.xp.empty((*a.shape[:-1], b.shape[-1]), a.dtype)
     multiply(run, a, b, out)
     return out
 
@@ -155,12 +156,12 @@ class FusedAttention(_Attention, batch_wise=BatchWise.OWN):
         if self.differentiable:
             xp.add(top, xp.log(total), out=outputs[1])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         if not self.differentiable:
             raise NotImplementedError(f"{self.name} has no gradient; set differentiable=True")
         parameters = {name: value for name, value in non_defaults(self).items() if name != "differentiable"}
         gradients = F.op("_backward_fused_attention", heads[0], outputs[0], outputs[1], *inputs, **parameters)
-        return [*(gradients if isinstance(gradients, (list, tuple)) else [gradients]), *([None] if self.biased else [])]
+        return [*as_list(gradients), *([None] if self.biased else [])]
 
 
 @operator("_backward_fused_attention")

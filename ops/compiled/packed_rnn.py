@@ -84,7 +84,7 @@ class Packing(ParameterVector):
 
     def vector(self, run: Run, inputs: Sequence[Array]) -> Array:
         """Return the parameters in one vector, in C order."""
-        vector = run.xp.empty(sum(array.size for array in inputs), inputs[0].dtype)
+        vector: Array = run.xp.empty(sum(array.size for array in inputs), inputs[0].dtype)
         ParameterVector.forward(self, run, inputs, [vector])
         return vector
 

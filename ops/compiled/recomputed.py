@@ -18,6 +18,7 @@ from flowmx.ops.nn.normalization.batch_norm import BatchNorm
 from flowmx.ops.nn.normalization.batch_norm_variants import BatchNormWithReLU, SyncBatchNorm
 from flowmx.ops.registry.kernels import compute_operator
 from flowmx.ops.registry.operators import Array, DType, Operator, Run, ShapeOrNone, family, lookup, operator, option
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import BatchWise
 
 PREFIX = "_again_"
@@ -63,7 +64,7 @@ class _Recomputed(Operator, hidden=True):
         unused = [run.xp.empty(shape, dtype) for shape, dtype in zip(spec.shapes[1:], spec.dtypes[1:], strict=True)]
         compute_operator(op, run, op_inputs, [*outputs, *unused])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         raise NotImplementedError  # the pass runs after differentiation
 
 

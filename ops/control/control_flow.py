@@ -19,6 +19,7 @@ from flowmx.ops.control import custom
 from flowmx.ops.random.host_draws import generator_for
 from flowmx.ops.registry.dtypes import DType, is_floating
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, merge, operator, required
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors, as_list
 
 if TYPE_CHECKING:
     from flowmx.engine import Operation
@@ -37,8 +38,7 @@ class _IterationRun(Run):
 
     @property
     def random(self) -> np.random.Generator:
-        generator: np.random.Generator = generator_for(self._bits, self.xp)
-        return generator
+        return generator_for(self._bits, self.xp)
 
 
 class Flow(Operator, heavy=True, hidden=True, mode_matters=True):
@@ -159,7 +159,7 @@ class Flow(Operator, heavy=True, hidden=True, mode_matters=True):
         program.run(self.iteration_run(run, seed, step, 0), values, [result])
         return bool(result.reshape(-1)[0])
 
-    def copy_states(self, body: int, inputs: Sequence[Array], xp: Any) -> list[Array]:
+    def copy_states(self, body: int, inputs: Sequence[Array], xp: ArrayNamespace) -> list[Array]:
         """Return the inputs of a body with its auxiliary states copied, so a recomputation does not change them."""
         copies = list(inputs)
         for position in self.subgraphs[body].auxiliary:
@@ -210,15 +210,12 @@ class Flow(Operator, heavy=True, hidden=True, mode_matters=True):
             outputs.append(body_outputs)
         return outputs
 
-    def gradient(
-        self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]
-    ) -> Sequence[Any | None]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         hidden = [outputs[index] for index in range(self.num_outputs, len(self.outputs()))]
         # Auxiliary states may have changed since; a gradient in training mode does not read their values.
         unchecked = getattr(inputs, "unchecked", inputs.__getitem__)
         values = [unchecked(i) if i in self.updates else inputs[i] for i in range(len(self.inputs()))]
-        gradients = F.apply(self.__dict__["_backward"], [*heads, *values, *hidden])
-        return gradients if isinstance(gradients, list) else [gradients]
+        return as_list(F.apply(self.__dict__["_backward"], [*heads, *values, *hidden]))
 
 
 def _is_float(dtype: DType | None) -> bool:

@@ -28,6 +28,7 @@ from flowmx.errors import ParameterError, ShapeError, TypeInferenceError, as_mxn
 from flowmx.ops.arrays.linear import Inferred, InferredTypes, shape_of
 from flowmx.ops.registry.dtypes import DType, as_dtype
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, describe, merge, operator, required
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors, as_list
 from flowmx.ops.registry.traits import Precision
 from flowmx.suggestions import did_you_mean
 
@@ -339,9 +340,7 @@ class Custom(UserOperator, open_ended=True, precision=Precision.FLOAT32):
         count = len(self.inputs())
         return {"in_data": inputs[:count], "out_data": outputs, "aux": inputs[count:]}
 
-    def gradient(
-        self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]
-    ) -> Sequence[Any | None]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         n_in, n_out = len(self.inputs()), len(self.outputs())
         ids = list(range(2 * n_out + n_in))
         parts = ids[:n_out], ids[n_out : n_out + n_in], ids[n_out + n_in :]
@@ -363,8 +362,7 @@ class Custom(UserOperator, open_ended=True, precision=Precision.FLOAT32):
             for group in (heads, like, [shape_of(outputs, position) for position in range(n_out)])
         ]
         backward.set_storage_types([stype for group in stypes for stype in group])
-        gradients = F.apply(backward, [*arrays, *states])
-        gradients = [gradients] if n_in == 1 else list(gradients)
+        gradients = as_list(F.apply(backward, [*arrays, *states]))
         return [gradient if needed else None for gradient, needed in zip(gradients, is_needed, strict=True)]
 
 

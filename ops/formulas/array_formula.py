@@ -13,7 +13,8 @@ from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, evaluati
 from flowmx.ops.math.special import erf, erfinv, sigmoid
 from flowmx.ops.math.special_gamma import gamma, gammaln, polygamma
 from flowmx.ops.registry.dtypes import BY_NAME, FLOAT32, DType, is_floating
-from flowmx.ops.registry.operators import Array
+from flowmx.ops.registry.operators import Array, Bound
+from flowmx.ops.registry.tensors import ArrayNamespace, UfuncCall
 
 _NAMES = {
     "sub": "subtract",
@@ -41,7 +42,7 @@ _umath: Any = import_module("numpy.core" if np.__version__.startswith("1.") else
 _clip: Any = _umath.clip  # without the argument checks of np.clip
 
 
-def clip(xp: Any, x: Array, low: Any, high: Any, out: Array) -> None:
+def clip(xp: ArrayNamespace, x: Array, low: Array, high: Array, out: Array) -> None:
     """Clip each element to a range; NaN stays."""
     if xp is np and x.dtype == out.dtype and is_floating(x.dtype):
         _clip(x, low, high, out)
@@ -49,7 +50,7 @@ def clip(xp: Any, x: Array, low: Any, high: Any, out: Array) -> None:
         xp.clip(x, low, high, out=out)
 
 
-def clip_ufunc(xp: Any, dtype: DType, low: float, high: float) -> tuple[Callable[..., Any], Any] | None:
+def clip_ufunc(xp: ArrayNamespace, dtype: DType, low: float, high: float) -> UfuncCall | None:
     """Return ``clip`` to a range as a function of an array, as :meth:`Operator.as_ufunc` returns it."""
     if xp is not np or dtype not in (FLOAT32, FLOAT64):
         return None
@@ -58,7 +59,7 @@ def clip_ufunc(xp: Any, dtype: DType, low: float, high: float) -> tuple[Callable
     return lambda x, out: _clip(x, low_element, high_element, out), None
 
 
-def _relu(xp: Any, x: Array, out: Array) -> None:
+def _relu(xp: ArrayNamespace, x: Array, out: Array) -> None:
     if is_floating(x.dtype):
         kind = x.dtype.type
         clip(xp, x, kind(0), kind(np.inf), out)
@@ -66,25 +67,25 @@ def _relu(xp: Any, x: Array, out: Array) -> None:
         xp.maximum(x, x.dtype.type(0), out=out)
 
 
-def _normal(xp: Any, x: Array, out: Array) -> None:
+def _normal(xp: ArrayNamespace, x: Array, out: Array) -> None:
     erf(xp, x * _ROOT_HALF, out)
     xp.add(out, 1, out=out)
     xp.multiply(out, 0.5, out=out)
 
 
-def _normal_density(xp: Any, x: Array, out: Array) -> None:
+def _normal_density(xp: ArrayNamespace, x: Array, out: Array) -> None:
     xp.multiply(x, x * -0.5, out=out)
     xp.exp(out, out=out)
     xp.multiply(out, _TO_DENSITY, out=out)
 
 
-def _sign(xp: Any, x: Array, out: Array) -> None:
+def _sign(xp: ArrayNamespace, x: Array, out: Array) -> None:
     xp.sign(x, out=out, casting="unsafe")
     if is_floating(out.dtype):
         xp.copyto(out, 0, where=xp.isnan(out))
 
 
-def _rsqrt(xp: Any, x: Array, out: Array) -> None:
+def _rsqrt(xp: ArrayNamespace, x: Array, out: Array) -> None:
     xp.sqrt(x, out=out, casting="unsafe")
     xp.reciprocal(out, out=out)
 
@@ -148,7 +149,7 @@ class ArrayFormula:
         exact = {expr: evaluate(expr, lambda name: getattr(p, name)) for expr in (*self._uniforms, *self._numbers)}
         return {expr: kind.type(value) for expr, value in exact.items()}
 
-    def __call__(self, xp: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def __call__(self, xp: ArrayNamespace, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute a formula without parameters into the outputs."""
         if self._special is not None:
             self._special(xp, inputs[0], outputs[0])
@@ -160,7 +161,7 @@ class ArrayFormula:
                 self._numbers_by_dtype[dtype] = self.numbers(None, dtype)
             self.run(xp, self._numbers_by_dtype[dtype], inputs, outputs)
 
-    def bound(self, xp: Any, dtype: DType) -> Callable[[Any, Sequence[Array], Sequence[Array]], None] | None:
+    def bound(self, xp: ArrayNamespace, dtype: DType) -> Bound | None:
         """Return a formula without parameters as a forward for arrays of a dtype; None for several outputs."""
         if len(self._outputs) != 1 or _computing_dtype(dtype) != dtype:
             return None
@@ -182,7 +183,9 @@ class ArrayFormula:
 
         return forward
 
-    def run(self, xp: Any, numbers: dict[Expr, Any], inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def run(
+        self, xp: ArrayNamespace, numbers: dict[Expr, Array], inputs: Sequence[Array], outputs: Sequence[Array]
+    ) -> None:
         """Compute into the outputs, which may be inputs too: integers in float64, 16-bit floats in float32."""
         values = dict(numbers)
         for expr, array in zip(self._inputs, inputs, strict=True):
@@ -203,19 +206,20 @@ def _computing_dtype(dtype: DType) -> DType:
     return FLOAT32 if dtype.itemsize < 4 else dtype
 
 
-def _function(xp: Any, kind: str) -> Callable[..., Any]:
+def _function(xp: ArrayNamespace, kind: str) -> Callable[..., Array]:
     """Return the array function of a primitive."""
     return partial(_apply_to, xp, kind) if kind in _SPECIAL else getattr(xp, _NAMES.get(kind, kind))
 
 
-def _apply_to(xp: Any, kind: str, *operands: Any) -> Any:
+def _apply_to(xp: ArrayNamespace, kind: str, *operands: Array) -> Array:
     return _apply(xp, kind, operands)
 
 
-def _apply(xp: Any, kind: str, operands: Sequence[Any]) -> Any:
+def _apply(xp: ArrayNamespace, kind: str, operands: Sequence[Array]) -> Array:
     special = _SPECIAL.get(kind)
     if special is None:
-        return getattr(xp, _NAMES.get(kind, kind))(*operands)
+        result: Array = getattr(xp, _NAMES.get(kind, kind))(*operands)
+        return result
     out = xp.empty_like(operands[0])
     special(xp, operands[0], out)
     return out

@@ -14,6 +14,7 @@ from flowmx.ops.formulas.expressions import (
     subexpressions,
     uniforms,
 )
+from flowmx.ops.registry.tensors import Functions, Tensor
 
 _OPERATORS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _NAMES = {"slope_of_relu": "_slope_of_relu", "digamma": "_polygamma", "softplus": "_softrelu", "copy": "_copy"}
@@ -41,7 +42,7 @@ class FrontendFormula:
         terms = inputs | {expr: f"u[{index}]" for index, expr in enumerate(self._uniforms)}
         self._function = None if self._expr.uniform else _compile_formula(self._expr, terms, self.reads)
 
-    def __call__(self, F: Any, p: Any, *values: Any) -> Any:
+    def __call__(self, F: Functions, p: Any, *values: Tensor) -> Tensor | float:
         """Return the value for the inputs in :attr:`reads`.
 
         Args:
@@ -55,7 +56,8 @@ class FrontendFormula:
         numbers = [evaluate(expr, lambda name: getattr(p, name)) for expr in self._uniforms]
         if self._function is None:
             return evaluate(self._expr, lambda name: getattr(p, name))
-        return self._function(F, numbers, *values)
+        result: Tensor = self._function(F, numbers, *values)
+        return result
 
 
 def gradient_of(derivative: Callable[[Expr, Expr, Expr], Expr]) -> Callable[..., list[Any]]:
@@ -120,13 +122,13 @@ def _term(expr: Expr, operands: Sequence[str]) -> str:
     return f"F.op({_NAMES.get(expr.kind, expr.kind)!r}, {', '.join(operands)})"
 
 
-def _normal_density(F: Any, x: Any) -> Any:
+def _normal_density(F: Functions, x: Tensor) -> Tensor:
     return F.op("exp", x * x * -0.5) * _TO_DENSITY
 
 
-def _select(F: Any, condition: Any, then: Any, otherwise: Any) -> Any:
+def _select(F: Functions, condition: Tensor, then: Tensor | float, otherwise: Tensor | float) -> Tensor:
     return F.op("where", condition, _spread(F, then, condition), _spread(F, otherwise, condition))
 
 
-def _spread(F: Any, value: Any, like: Any) -> Any:
+def _spread(F: Functions, value: Tensor | float, like: Tensor) -> Tensor:
     return F.zeros_like(like) + value if isinstance(value, float) else value

@@ -7,7 +7,7 @@ addresses, layouts and memory objects. A native run finds the addresses itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class _Call:
     """
 
     def __init__(self) -> None:
-        self.arrays: list[Any] = []
+        self.arrays: list[Array | None] = []
         self.native: NativeRun | None = None
         self.nothing: tuple[None, ...] = ()
         self.schedule = Schedule(PATIENCE)
@@ -69,19 +69,19 @@ class RecordedCall:
         elif action != NATIVE or call.native is None:
             self._forward(run, inputs, outputs)
         else:
-            arrays = call.arrays
-            arrays[:] = (*inputs, *outputs)
+            items = call.arrays
+            items[:] = (*inputs, *outputs)
             if not call.native():
                 self._forward(run, inputs, outputs)
-            arrays[:] = call.nothing
+            items[:] = call.nothing
         self._idle.append(call)
 
     def _record(self, call: _Call, run: Run, arrays: list[Array], count: int) -> None:
         """Compute the operator and record its native calls."""
         call.native = None
-        call.arrays = arrays
+        call.arrays = lists = cast("list[Array | None]", arrays)
         is_plain = all(array.flags.c_contiguous for array in arrays)
-        recording = Recording((arrays,), pointer, lambda array: False)
+        recording = Recording((lists,), pointer, lambda array: False)
         with recording_to(recording):
             self._forward(run, arrays[:count], arrays[count:])
         if not is_plain:
@@ -93,7 +93,7 @@ class RecordedCall:
             call.native = NativeRun([calls], threads_here(), self._flops) if calls else None
             self._is_native = bool(calls or recording.calls)
         call.nothing = (None,) * len(arrays)
-        arrays[:] = call.nothing
+        lists[:] = call.nothing
         call.schedule.complete()
 
     def _record_form(self, arrays: list[Array], count: int) -> Sequence[NativeCall]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from flowmx.ops.registry.operators import Array
 
@@ -27,7 +27,7 @@ class Place(NamedTuple):
         is_aligned: whether the distance counts from the first cache line that begins in the array.
     """
 
-    arrays: list[Array]
+    arrays: list[Array | None]
     position: int
     offset: int
     is_aligned: bool = False
@@ -92,7 +92,7 @@ class Recording:
     """
 
     def __init__(
-        self, lists: Sequence[list[Array]], pointer: Callable[[Array], int], is_planned: Callable[[Array], bool]
+        self, lists: Sequence[list[Array | None]], pointer: Callable[[Array], int], is_planned: Callable[[Array], bool]
     ) -> None:  # fmt: skip
         self.calls: list[NativeCall] = []
         self.is_complete = True
@@ -102,11 +102,11 @@ class Recording:
         for arrays in lists:
             self._add_spans(arrays, False)
 
-    def _add_spans(self, arrays: list[Array], is_aligned: bool) -> None:
+    def _add_spans(self, arrays: list[Array | None], is_aligned: bool) -> None:
         for position in range(len(arrays)):
             self._add_span(arrays, position, is_aligned)
 
-    def _add_span(self, arrays: list[Array], position: int, is_aligned: bool = False) -> None:
+    def _add_span(self, arrays: list[Array | None], position: int, is_aligned: bool = False) -> None:
         array = arrays[position]
         if array is not None and array.size:
             start = self._pointer(array)
@@ -115,12 +115,12 @@ class Recording:
             )
             self._spans.append((start, stop + array.itemsize, Place(arrays, position, 0, is_aligned)))
 
-    def use_items(self, arrays: list[Array], positions: Iterable[int]) -> None:
+    def use_items(self, arrays: list[Array | None], positions: Iterable[int]) -> None:
         """Add items of a list of arrays that the step reads and writes."""
         for position in positions:
             self._add_span(arrays, position)
 
-    def use_memory(self, arrays: list[Array], is_aligned: bool = False) -> None:
+    def use_memory(self, arrays: list[Array | None], is_aligned: bool = False) -> None:
         """Add a list of arrays that the calls may use. The recording keeps them alive.
 
         Args:
@@ -132,7 +132,9 @@ class Recording:
     def place(self, address: int) -> Place | None:
         """Return the place of an address; None, and the recording is incomplete, if it is not one of the step's."""
         places = [(start, place) for start, stop, place in self._spans if start <= address < stop]
-        shared = len(places) > 1 and not all(self._is_planned(place.arrays[place.position]) for _, place in places)
+        shared = len(places) > 1 and not all(
+            self._is_planned(cast("Array", place.arrays[place.position])) for _, place in places
+        )
         if not places or shared:  # foreign memory, or two arrays that only happen to overlap now
             self.is_complete = False
             return None

@@ -5,15 +5,14 @@ They are computed from the singular values, without division, so that singular m
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from flowmx.ops.math.leave_one_out import leave_one_out_products
 from flowmx.ops.registry.operators import Array
+from flowmx.ops.registry.tensors import ArrayNamespace
 
 
-def cofactors(xp: Any, a: Array) -> Array:
+def cofactors(xp: ArrayNamespace, a: Array) -> Array:
     """Return the cofactors of square matrices."""
     if 0 in a.shape:
         return xp.zeros_like(a)
@@ -29,7 +28,7 @@ def cofactors(xp: Any, a: Array) -> Array:
     return cast_result
 
 
-def cofactors_derivative(xp: Any, a: Array, change: Array) -> Array:
+def cofactors_derivative(xp: ArrayNamespace, a: Array, change: Array) -> Array:
     """Return the derivative of the cofactors for a change of the matrices."""
     count = a.shape[-1]
     if 0 in a.shape or count < 2:
@@ -46,7 +45,7 @@ def cofactors_derivative(xp: Any, a: Array, change: Array) -> Array:
     return result
 
 
-def _svd_with_sign(xp: Any, a: Array) -> tuple[Array, Array, Array, Array]:
+def _svd_with_sign(xp: ArrayNamespace, a: Array) -> tuple[Array, Array, Array, Array]:
     """Return the singular value decomposition, and the determinant of its orthogonal factors (1 or -1).
 
     The result is NaN for matrices that are not finite, since LAPACK does not terminate for some of them.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from flowmx.ops.linalg.dot import expect_min_rank
 from flowmx.ops.linalg.gemm import square_shape, triangle
 from flowmx.ops.math.reduce import widen
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, describe, family, operator, option
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import Precision
 
 
@@ -33,7 +33,7 @@ class SumLogDiag(Operator, precision=Precision.FLOAT32):
         logs = run.xp.log(run.xp.diagonal(widen(inputs[0]), 0, -2, -1))
         outputs[0][...] = logs.sum(-1).reshape(outputs[0].shape)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         a = inputs[0]
         shares = F.broadcast_div(F.expand_dims(heads[0], axis=-1), F.op("_linalg_extractdiag", a))
         return [F.reshape_like(F.op("_linalg_makediag", shares), a)]
@@ -68,7 +68,7 @@ class _Packed(Operator):
         out[...] = 0
         out[..., rows, columns] = x
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op(self.reverse, heads[0], **{name: getattr(self, name) for name in self.parameters})]
 
 
@@ -187,7 +187,7 @@ class Triangle(Operator, hidden=True):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         outputs[0][...] = triangle(run.xp, inputs[0], self.lower)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_linalg_triangle", heads[0], lower=self.lower)]
 
 
@@ -199,7 +199,7 @@ class Mirror(Operator, hidden=True):
         x, xp = inputs[0], run.xp
         outputs[0][...] = xp.tril(x) + xp.tril(x, -1).swapaxes(-1, -2)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         # An element below the diagonal is copied to both sides; the diagonal is copied once.
         g = heads[0]
         mirrored = F.op("_linalg_triangle", g + F.SwapAxis(g, dim1=-1, dim2=-2))
@@ -222,7 +222,7 @@ class Gaps(Operator, hidden=True):
         gaps = values[..., :, None] - values[..., None, :]
         outputs[0][...] = xp.where(gaps == 0, 0, 0.5 / xp.where(gaps == 0, 1, gaps))
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         shares = heads[0] * F.square(outputs[0]) * 2.0
         return [F.sum(shares, axis=-2) - F.sum(shares, axis=-1)]
 

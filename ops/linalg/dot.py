@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal
 
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred, shape_of
@@ -25,6 +25,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensor, Tensors
 from flowmx.ops.registry.traits import BatchParts, BatchWise, Precision
 
 
@@ -99,7 +100,7 @@ class Dot(Product, precision=Precision.WIDEST, batch_wise=BatchWise.FIRST):
         b = _as_matrix(rhs, not self.transpose_b)
         multiply(run, a.T if self.transpose_a else a, b.T if self.transpose_b else b, out)
 
-    def bound(self, xp: Any, input_forms: Sequence[Form], output_forms: Sequence[Form]) -> Bound | None:
+    def bound(self, xp: ArrayNamespace, input_forms: Sequence[Form], output_forms: Sequence[Form]) -> Bound | None:
         return (
             _bind_product(xp, (0, self.transpose_a), (1, self.transpose_b), input_forms, output_forms)
             if _are_matrices(input_forms)
@@ -110,7 +111,7 @@ class Dot(Product, precision=Precision.WIDEST, batch_wise=BatchWise.FIRST):
         length = _sides(inputs[0], self.transpose_a)[0]
         return 2 * length * math.prod(outputs[0]), super().cost(inputs, outputs)[1]
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         flags = {"transpose_a": self.transpose_a, "transpose_b": self.transpose_b}
         return [
             F.op("_backward_dot", heads[0], inputs[1], shape_of(inputs, 0), side="lhs", **flags),
@@ -123,7 +124,8 @@ def _are_matrices(forms: Sequence[Form]) -> bool:
 
 
 def _bind_product(
-    xp: Any, a: tuple[int, bool], b: tuple[int, bool], input_forms: Sequence[Form], output_forms: Sequence[Form]
+    xp: ArrayNamespace, a: tuple[int, bool], b: tuple[int, bool], input_forms: Sequence[Form],
+    output_forms: Sequence[Form],
 ) -> Bound | None:  # fmt: skip
     """Return the product of two inputs, each a position and whether to transpose it; None if there is no fast one."""
     if len({dtype for _, dtype in (*input_forms, *output_forms)}) > 1:
@@ -183,7 +185,7 @@ class BackwardDot(Product, hidden=True, batch_wise=BatchWise.OWN):
         else:
             multiply(run, product, columns, outputs[0])
 
-    def bound(self, xp: Any, input_forms: Sequence[Form], output_forms: Sequence[Form]) -> Bound | None:
+    def bound(self, xp: ArrayNamespace, input_forms: Sequence[Form], output_forms: Sequence[Form]) -> Bound | None:
         if not _are_matrices(input_forms):
             return None
         head, other = 0, 1
@@ -201,7 +203,7 @@ class BackwardDot(Product, hidden=True, batch_wise=BatchWise.OWN):
         length = _sides(inputs[2], summed_first)[0]
         return 2 * length * math.prod(inputs[0]), super().cost(inputs[:2], outputs)[1]
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         flags = {"transpose_a": self.transpose_a, "transpose_b": self.transpose_b}
         pair = (heads[0], inputs[1]) if self.side == "lhs" else (inputs[1], heads[0])
         other_side = "rhs" if self.side == "lhs" else "lhs"
@@ -265,7 +267,7 @@ class BatchDot(Product, precision=Precision.WIDEST, batch_wise=BatchWise.EACH):
         a, b = transpose_if(inputs[0], self.transpose_a), transpose_if(inputs[1], self.transpose_b)
         multiply(run, a, b, outputs[0])
 
-    def bound(self, xp: Any, input_forms: Sequence[Form], output_forms: Sequence[Form]) -> Bound | None:
+    def bound(self, xp: ArrayNamespace, input_forms: Sequence[Form], output_forms: Sequence[Form]) -> Bound | None:
         (left, _), (right, _) = input_forms
         same_batch = left[:-2] == right[:-2]
         return (
@@ -278,11 +280,13 @@ class BatchDot(Product, precision=Precision.WIDEST, batch_wise=BatchWise.EACH):
         length = inputs[0][-2 if self.transpose_a else -1]
         return 2 * length * math.prod(outputs[0]), super().cost(inputs, outputs)[1]
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return product_gradient(F.batch_dot, inputs[0], inputs[1], heads[0], self.transpose_a, self.transpose_b)
 
 
-def product_gradient(product: Any, a: Any, b: Any, g: Any, transpose_a: bool, transpose_b: bool) -> list[Any]:
+def product_gradient(
+    product: Callable[..., Tensor | None], a: Tensor, b: Tensor, g: Tensor, transpose_a: bool, transpose_b: bool
+) -> list[Tensor | None]:
     """Return the gradients of ``product(a, b)``, computed with the same product."""
     left = (
         product(b, g, transpose_a=transpose_b, transpose_b=True)

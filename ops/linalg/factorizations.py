@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from flowmx.ops.linalg.dot import expect_min_rank, transpose_if
 from flowmx.ops.linalg.gemm import MatrixError, solve_triangular, square_shape
 from flowmx.ops.math.reduce import widen
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, describe, operator, option
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensor, Tensors
 from flowmx.ops.registry.traits import Precision
 
 
@@ -30,7 +31,7 @@ def _linalg_errors(op: Operator, expected: str) -> Iterator[None]:
         raise MatrixError(f"{op.name}: A holds a matrix that is not {expected}") from None
 
 
-def _transpose(F: Any, x: Any) -> Any:
+def _transpose(F: Functions, x: Tensor) -> Tensor:
     return F.SwapAxis(x, dim1=-1, dim2=-2)
 
 
@@ -62,7 +63,7 @@ class Potrf(_SquareOperator, precision=Precision.FLOAT32):
             factor = run.xp.linalg.cholesky(transpose_if(widen(inputs[0]), not self.lower))
         outputs[0][...] = transpose_if(factor, not self.lower)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         factor, head = (x if self.lower else _transpose(F, x) for x in (outputs[0], heads[0]))
         inner = F.op("_linalg_mirror", F.op("_linalg_trmm", factor, head, transpose=True))
         left = F.op("_linalg_trsm", factor, inner, transpose=True)
@@ -81,7 +82,7 @@ class Potri(_SquareOperator, precision=Precision.FLOAT32):
         inverse = solve_triangular(xp, self, xp.tril(a), identity, upper=False)
         outputs[0][...] = xp.matmul(inverse.swapaxes(-1, -2), inverse)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         product = F.op("_linalg_gemm2", outputs[0], heads[0] + _transpose(F, heads[0]))
         factor = inputs[0] if self.lower else _transpose(F, inputs[0])
         gradient = F.op(
@@ -112,7 +113,7 @@ class Gelqf(_SquareOperator, precision=Precision.FLOAT32):
         outputs[0][...] = q.swapaxes(-1, -2)
         outputs[1][...] = r.swapaxes(-1, -2)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         (q, factor), (q_head, factor_head) = outputs[:2], heads
         inner = F.op("_linalg_trmm", factor, factor_head, transpose=True)
         inner = inner - F.op("_linalg_gemm2", q_head, q, transpose_b=True)
@@ -144,7 +145,7 @@ class Syevd(_SquareOperator, precision=Precision.FLOAT32):
         outputs[0][...] = xp.where(largest < 0, -rows, rows)
         outputs[1][...] = values
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         (u, values), (u_head, values_head) = outputs[:2], heads
         rotations = F.op("_linalg_gemm2", u_head, u, transpose_b=True)
         inner = (rotations - _transpose(F, rotations)) * F.op("_linalg_gaps", values)
@@ -163,7 +164,7 @@ class Inverse(_SquareOperator, precision=Precision.FLOAT32):
         with _linalg_errors(self, "invertible"):
             outputs[0][...] = run.xp.linalg.inv(widen(inputs[0]))
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         right = F.op("_linalg_gemm2", heads[0], outputs[0], transpose_b=True)
         return [F.op("_linalg_gemm2", outputs[0], right, transpose_a=True, alpha=-1.0)]
 
@@ -179,7 +180,7 @@ class InverseOrZero(Inverse, hidden=True):
         outputs[0][...] = xp.where(regular, xp.linalg.inv(xp.where(regular, a, identity)), 0)
 
 
-def _scale_matrices(F: Any, numbers: Any, a: Any, matrices: Any) -> Any:
+def _scale_matrices(F: Functions, numbers: Tensor, a: Tensor, matrices: Tensor) -> Tensor:
     """Return matrices multiplied by a number each, in the shape of ``a``."""
     factors = F.expand_dims(F.expand_dims(numbers, axis=-1), axis=-1)
     return F.reshape_like(F.broadcast_mul(factors, matrices), a)
@@ -192,7 +193,7 @@ class Cofactors(_SquareOperator, hidden=True, precision=Precision.FLOAT32):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         outputs[0][...] = cofactors(run.xp, widen(inputs[0]))
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_linalg_cofactors_along", inputs[0], heads[0])]
 
 
@@ -209,7 +210,7 @@ class CofactorsDerivative(_SquareOperator, hidden=True, precision=Precision.FLOA
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         outputs[0][...] = cofactors_derivative(run.xp, widen(inputs[0]), widen(inputs[1]))
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         raise NotImplementedError
 
 
@@ -233,7 +234,7 @@ class Det(_Determinant, precision=Precision.FLOAT32):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         outputs[0][...] = run.xp.linalg.det(widen(inputs[0])).reshape(outputs[0].shape)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [_scale_matrices(F, heads[0], inputs[0], F.op("_linalg_cofactors", inputs[0]))]
 
 
@@ -251,6 +252,6 @@ class SlogDet(_Determinant, precision=Precision.FLOAT32):
         for result, out in zip(run.xp.linalg.slogdet(widen(inputs[0])), outputs, strict=True):
             out[...] = result.reshape(out.shape)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         inverse = F.op("_linalg_inverse_or_zero", inputs[0])
         return [_scale_matrices(F, heads[1], inputs[0], _transpose(F, inverse))]

@@ -28,6 +28,7 @@ from flowmx.ops.registry.operators import (
     operator,
     option,
 )
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensor, Tensors
 from flowmx.ops.registry.traits import Precision
 
 
@@ -50,7 +51,7 @@ def square_shape(op: Operator, shape: ShapeOrNone, name: str = "A") -> ShapeOrNo
     return (*shape[:-2], side, side)
 
 
-def triangle(xp: Any, a: Array, lower: bool) -> Array:
+def triangle(xp: ArrayNamespace, a: Array, lower: bool) -> Array:
     """Return the lower or upper triangles of matrices, with zeros elsewhere."""
     part: Array = xp.tril(a) if lower else xp.triu(a)
     return part
@@ -100,7 +101,7 @@ class _Gemm(Product):
         length = inputs[0][self.axis if self.transpose_a else -1]
         return 2 * length * math.prod(outputs[0]), super().cost(inputs, outputs)[1]
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         def product(left: Any, right: Any, **flags: bool) -> Any:
             return F.op("_linalg_gemm2", left, right, alpha=self.alpha, axis=self.axis, **flags)
 
@@ -150,7 +151,7 @@ class Gemm(_Gemm, precision=Precision.FLOAT32):
         super().forward(run, inputs, outputs)
         outputs[0][...] += self.beta * inputs[2]
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [*super().gradient(F, inputs, outputs, heads), heads[0] * self.beta]
 
 
@@ -176,7 +177,7 @@ class Syrk(Operator, heavy=True, precision=Precision.FLOAT32):
         a = transpose_if(widen(inputs[0]), self.transpose)
         outputs[0][...] = self.alpha * run.xp.matmul(a, a.swapaxes(-1, -2))
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         symmetric_head = heads[0] + F.SwapAxis(heads[0], dim1=-1, dim2=-2)
         pair = (inputs[0], symmetric_head) if self.transpose else (symmetric_head, inputs[0])
         return [F.op("_linalg_gemm2", *pair, alpha=self.alpha)]
@@ -219,12 +220,12 @@ class _Triangular(Operator, heavy=True):
         a = transpose_if(triangle(run.xp, widen(a), self.lower), self.transpose != self.rightside)
         return transpose_if(compute(a, transpose_if(widen(b) * self.alpha, self.rightside)), self.rightside)
 
-    def gradient_of_b(self, F: Any, inputs: Sequence[Any], head: Any) -> Any:
+    def gradient_of_b(self, F: Functions, inputs: Tensors, head: Tensor) -> Tensor:
         """Return the gradient of B: the same operator with A transposed."""
         flags = {"transpose": not self.transpose, "rightside": self.rightside, "lower": self.lower}
         return F.op(self.name, inputs[0], head, alpha=self.alpha, **flags)
 
-    def gradient_of_a(self, F: Any, first: Any, second: Any, alpha: float) -> Any:
+    def gradient_of_a(self, F: Functions, first: Tensor, second: Tensor, alpha: float) -> Tensor:
         """Return the gradient of A: the triangle of alpha · first · secondᵀ."""
         left = self.rightside == self.transpose
         flags = {"transpose_a": self.transpose == left, "transpose_b": self.transpose != left}
@@ -239,7 +240,7 @@ class Trmm(_Triangular, precision=Precision.FLOAT32):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         outputs[0][...] = self.from_left(run, inputs[0], inputs[1], run.xp.matmul)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [self.gradient_of_a(F, heads[0], inputs[1], self.alpha), self.gradient_of_b(F, inputs, heads[0])]
 
 
@@ -255,13 +256,13 @@ class Trsm(_Triangular, precision=Precision.FLOAT32):
 
         outputs[0][...] = self.from_left(run, inputs[0], inputs[1], solve)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         b_gradient = self.gradient_of_b(F, inputs, heads[0])
         # The output includes alpha.
         return [self.gradient_of_a(F, b_gradient, outputs[0], -1 / self.alpha if self.alpha else 0.0), b_gradient]
 
 
-def solve_triangular(xp: Any, op: Operator, a: Array, b: Array, upper: bool) -> Array:
+def solve_triangular(xp: ArrayNamespace, op: Operator, a: Array, b: Array, upper: bool) -> Array:
     """Return the solution X of A X = B for triangular A.
 
     Raises:

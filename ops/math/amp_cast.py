@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from flowmx.ops.arrays.linear import Inferred, InferredTypes, shape_of
 from flowmx.ops.registry.dtypes import DType, is_floating
@@ -17,6 +16,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import BatchWise
 
 
@@ -35,7 +35,7 @@ class AmpCast(Operator, casts=True, batch_wise=BatchWise.ALL):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.copyto(outputs[0], inputs[0], casting="unsafe")
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_cast_like", heads[0], shape_of(inputs, 0))]
 
 
@@ -64,5 +64,5 @@ class AmpMulticast(Operator):
         for data, out in zip(inputs, outputs, strict=True):
             run.xp.copyto(out, data, casting="unsafe")
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_cast_like", head, shape_of(inputs, index)) for index, head in enumerate(heads)]

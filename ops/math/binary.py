@@ -20,12 +20,14 @@ from flowmx.ops.formulas.activations import smooth_l1
 from flowmx.ops.formulas.array_formula import ArrayFormula
 from flowmx.ops.registry.dtypes import DType, element, is_floating
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, describe, lookup, operator, option
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensor, Tensors, UfuncCall
 from flowmx.ops.registry.traits import BatchWise, Neutral, Precision, Quantization
 
 _INT64: DType = np.dtype(np.int64)
 _FLOAT64: DType = np.dtype(np.float64)
 
-Derivative = Callable[[Any, Any, Any, Any, Any], Any]
+Operand = Array | np.generic | float
+Derivative = Callable[[Functions, Any, Any, Any, Tensor], Any]
 
 
 class Row(NamedTuple):
@@ -63,7 +65,7 @@ class Ufunc:
 
     name: str
 
-    def __call__(self, xp: Any, a: Any, b: Any, out: Array) -> None:
+    def __call__(self, xp: ArrayNamespace, a: Operand, b: Operand, out: Array) -> None:
         getattr(xp, self.name)(a, b, out=out, casting="unsafe")
 
 
@@ -79,7 +81,7 @@ def _ufunc_name(function: Callable[..., Any]) -> str | None:
     return {_divide: "divide", power: "power"}.get(function)
 
 
-def _ufunc_call(row: Row, xp: Any, dtype: DType, number: float | None = None) -> tuple[Callable[..., Any], Any] | None:
+def _ufunc_call(row: Row, xp: ArrayNamespace, dtype: DType, number: float | None = None) -> UfuncCall | None:
     """Return a row as one ufunc and its number, for floats, or for integers if the ufunc keeps their dtype."""
     name = _ufunc_name(row.function)
     keeps_integers = dtype.kind in "iu" and name in _KEEP_INTEGERS
@@ -92,7 +94,7 @@ def _ufunc_call(row: Row, xp: Any, dtype: DType, number: float | None = None) ->
     return getattr(xp, name), np.asarray(value) if xp is np else value
 
 
-def _divide(xp: Any, a: Any, b: Any, out: Array) -> None:
+def _divide(xp: ArrayNamespace, a: Operand, b: Operand, out: Array) -> None:
     if is_floating(out.dtype):
         xp.divide(a, b, out=out, casting="unsafe")
         return
@@ -102,7 +104,7 @@ def _divide(xp: Any, a: Any, b: Any, out: Array) -> None:
     out[...] = xp.where(xp.equal(b, 0), quotient_by_zero, xp.trunc(xp.true_divide(a, divisor)))
 
 
-def power(xp: Any, a: Any, b: Any, out: Array) -> None:
+def power(xp: ArrayNamespace, a: Operand, b: Operand, out: Array) -> None:
     """Write a to the power b; integers beyond 32 bits (64 for int64), and 1/0, are converted as in C."""
     fits = isinstance(b, (int, np.integer)) and 0 <= int(b) * out.dtype.itemsize <= 3  # 24 bits
     if fits or out.dtype.kind not in "iu":
@@ -116,7 +118,7 @@ def power(xp: Any, a: Any, b: Any, out: Array) -> None:
         out[...] = xp.where(is_exact, integers.astype(out.dtype), floats.astype(out.dtype))
 
 
-def _mod(xp: Any, a: Any, b: Any, out: Array) -> None:
+def _mod(xp: ArrayNamespace, a: Operand, b: Operand, out: Array) -> None:
     # The result has the sign of the divisor, as in MXNet and NumPy; it is 0 for a divisor of 0.
     xp.copyto(out, xp.where(xp.equal(b, 0), 0, xp.mod(a, xp.where(xp.equal(b, 0), 1, b))), casting="unsafe")
 
@@ -126,7 +128,7 @@ def _nonzero(a: Any) -> Any:
     return a + (a == 0)
 
 
-def _log(F: Any, a: Any) -> Any:
+def _log(F: Functions, a: Tensor | float) -> Tensor | float:
     """Return the logarithm of a power's base; 0 for a base of 0, whose powers do not depend on the exponent."""
     if isinstance(a, float):
         return math.log(a) if a > 0 else 0.0 if a == 0 else math.nan
@@ -221,7 +223,7 @@ def broadcast_shapes(op: Operator, first: ShapeOrNone, second: ShapeOrNone) -> S
     return tuple(result)
 
 
-def sum_to(F: Any, gradient: Any, inputs: Any, position: int) -> Any:
+def sum_to(F: Functions, gradient: Tensor, inputs: Tensors, position: int) -> Tensor:
     """Undo broadcasting: sum a gradient to the shape of its input."""
     # Only the shape is read, so the input may have been changed.
     like = getattr(inputs, "unchecked", inputs.__getitem__)(position)
@@ -269,22 +271,31 @@ class Scalar(Operator, keeps_layout=True, in_place=((0, 0),), batch_wise=BatchWi
         return dtypes, [_FLOAT64]
 
 
-def _number(op: Any, x: Array) -> Any:
+def _number(op: Scalar, x: Array) -> np.generic | float:
     """Return the scalar in the array's dtype; unchanged if integers become float64."""
-    value: float = op.scalar
     if not is_floating(x.dtype) and not op.is_int:
-        return value
-    return element(value, _INT64 if x.dtype.kind == "b" else x.dtype)
+        return op.scalar
+    number: np.generic = element(op.scalar, _INT64 if x.dtype.kind == "b" else x.dtype)
+    return number
 
 
-def _gradient(row: Row, side: str, F: Any, a: Any, b: Any, outputs: Any, head: Any) -> Any:
+def _gradient(
+    row: Row,
+    side: str,
+    F: Functions,
+    a: Tensor | float | None,
+    b: Tensor | float | None,
+    outputs: Tensors,
+    head: Tensor,
+) -> Tensor:
     """Return the gradient of the left or the right operand, before broadcasting is undone."""
     derivative = row.left if side == "left" else row.right
     assert derivative is not None
-    return derivative(F, a, b, outputs[0] if "y" in row.needs else None, head)
+    result: Tensor = derivative(F, a, b, outputs[0] if "y" in row.needs else None, head)
+    return result
 
 
-def _operand(row: Row, inputs: Any, position: int, name: str) -> Any:
+def _operand(row: Row, inputs: Tensors, position: int, name: str) -> Tensor | None:
     """Return an operand if the derivatives read it, else None."""
     return inputs[position] if name in row.needs else None
 
@@ -295,14 +306,14 @@ def _array_methods(row: Row, broadcasts: bool) -> dict[str, Any]:
     def forward(self: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         row.function(run.xp, inputs[0], inputs[1], outputs[0])
 
-    def gradient(self: Operator, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+    def gradient(self: Operator, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         a, b = _operand(row, inputs, 0, "a"), _operand(row, inputs, 1, "b")
         gradients = [_gradient(row, side, F, a, b, outputs, heads[0]) for side in ("left", "right")]
         if not broadcasts:
             return gradients
         return [sum_to(F, gradient, inputs, position) for position, gradient in enumerate(gradients)]
 
-    def as_ufunc(self: Operator, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
+    def as_ufunc(self: Operator, xp: ArrayNamespace, dtype: DType) -> UfuncCall | None:
         return _ufunc_call(row, xp, dtype)
 
     return {"forward": forward, "gradient": gradient, "as_ufunc": as_ufunc}
@@ -311,13 +322,13 @@ def _array_methods(row: Row, broadcasts: bool) -> dict[str, Any]:
 def _scalar_methods(row: Row) -> dict[str, Any]:
     """Return the methods of an operator of an array and a number."""
 
-    def forward(self: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def forward(self: Scalar, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         row.function(run.xp, inputs[0], _number(self, inputs[0]), outputs[0])
 
-    def gradient(self: Any, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+    def gradient(self: Scalar, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [_gradient(row, "left", F, _operand(row, inputs, 0, "a"), self.scalar, outputs, heads[0])]
 
-    def as_ufunc(self: Any, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
+    def as_ufunc(self: Scalar, xp: ArrayNamespace, dtype: DType) -> UfuncCall | None:
         return _ufunc_call(row, xp, dtype, self.scalar) if self.is_int or is_floating(dtype) else None
 
     methods: dict[str, Any] = {"forward": forward, "gradient": gradient, "as_ufunc": as_ufunc}
@@ -329,13 +340,13 @@ def _scalar_methods(row: Row) -> dict[str, Any]:
 def _reversed_methods(row: Row) -> dict[str, Any]:
     """Return the methods of an operator of a number and an array."""
 
-    def forward(self: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def forward(self: Scalar, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         row.function(run.xp, _number(self, inputs[0]), inputs[0], outputs[0])
 
-    def gradient(self: Any, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+    def gradient(self: Scalar, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [_gradient(row, "right", F, self.scalar, _operand(row, inputs, 0, "b"), outputs, heads[0])]
 
-    def as_ufunc(self: Any, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
+    def as_ufunc(self: Scalar, xp: ArrayNamespace, dtype: DType) -> UfuncCall | None:
         call = _ufunc_call(row, xp, dtype, self.scalar) if self.is_int or is_floating(dtype) else None
         if call is None:
             return None
@@ -396,6 +407,6 @@ class SmoothL1(Operator, precision=Precision.FLOAT32, batch_wise=BatchWise.ALL):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         _SMOOTH_L1.run(run.xp, _SMOOTH_L1.numbers(self, inputs[0].dtype), inputs, outputs)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         s2 = self.scalar**2
         return [heads[0] * F.clip(inputs[0] * s2, a_min=-1.0, a_max=1.0)]

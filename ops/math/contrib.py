@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from flowmx.ops.arrays.linear import Inferred, InferredTypes, parameters_of
 from flowmx.ops.arrays.shape_arithmetic import axes_of
@@ -22,6 +21,7 @@ from flowmx.ops.registry.operators import (
     option,
     same_shape,
 )
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import BatchWise, Passing, Precision
 
 
@@ -96,7 +96,7 @@ class DivSqrtDim(Operator, in_place=((0, 0),), batch_wise=BatchWise.ALL):
     def multiplier(self, shape: Shape) -> float:
         return 1 / math.sqrt(max(1, shape[-1]))
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_contrib_div_sqrt_dim", heads[0])]
 
 
@@ -118,7 +118,7 @@ class GradientMultiplier(_Multiplier, passing=Passing.ALWAYS, batch_wise=BatchWi
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.copyto(outputs[0], inputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_contrib_backward_gradientmultiplier", heads[0], **parameters_of(self))]
 
 
@@ -129,7 +129,7 @@ class BackwardGradientMultiplier(_Multiplier, hidden=True):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.multiply(inputs[0], inputs[0].dtype.type(self.scalar), out=outputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_contrib_backward_gradientmultiplier", heads[0], **parameters_of(self))]
 
 
@@ -151,7 +151,7 @@ class Quadratic(_Quadratic, in_place=((0, 0),), input_named=True, batch_wise=Bat
         x = inputs[0]
         outputs[0][...] = (self.a * x + self.b) * x + self.c
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_contrib_backward_quadratic", heads[0], inputs[0], **parameters_of(self))]
 
 
@@ -164,6 +164,6 @@ class BackwardQuadratic(_Quadratic, hidden=True):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         outputs[0][...] = inputs[0] * (2 * self.a * inputs[1] + self.b)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         head_gradient = F.op("_contrib_backward_quadratic", heads[0], inputs[1], **parameters_of(self))
         return [head_gradient, heads[0] * inputs[0] * (2 * self.a)]

@@ -34,6 +34,6 @@ def as_type(run: Run, array: Array, dtype: DType) -> Array:
     """Return an array cast to a dtype; the array itself if it has that dtype."""
     if array.dtype == dtype:
         return array
-    out = run.xp.empty_like(array, dtype=dtype)
+    out: Array = run.xp.empty_like(array, dtype=dtype)
     cast(run, array, out)
     return out

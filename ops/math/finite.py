@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from flowmx.ops.registry.dtypes import NAMES, is_floating
 from flowmx.ops.registry.operators import Array
+from flowmx.ops.registry.tensors import ArrayNamespace
 
 _EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}
 """The exponent bits, all set in NaN and infinities. Testing them is 10x faster than NumPy's isfinite on 16 bits."""
@@ -15,7 +14,7 @@ _EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}
 _NO_SIGN = 0x7FFF
 
 
-def all_finite(xp: Any, array: Array) -> bool:
+def all_finite(xp: ArrayNamespace, array: Array) -> bool:
     """Return whether all elements are finite; True for integer arrays."""
     if not is_floating(array.dtype):
         return True
@@ -26,7 +25,7 @@ def all_finite(xp: Any, array: Array) -> bool:
     return int((bits & _NO_SIGN).max()) < exponent
 
 
-def count_nonfinite(xp: Any, array: Array) -> tuple[int, int]:
+def count_nonfinite(xp: ArrayNamespace, array: Array) -> tuple[int, int]:
     """Return the numbers of NaN and of infinite elements."""
     floats = array.astype(np.float32) if array.dtype.itemsize == 2 else array
     return int(xp.isnan(floats).sum()), int(xp.isinf(floats).sum())

@@ -9,10 +9,11 @@ from typing import Any
 from flowmx.ops.arrays.linear import Inferred
 from flowmx.ops.math.reduce import Reduction, widen
 from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, operator
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import Precision
 
 
-def leave_one_out_products(xp: Any, x: Array, axes: Sequence[int]) -> Array:
+def leave_one_out_products(xp: ArrayNamespace, x: Array, axes: Sequence[int]) -> Array:
     """Return, for each element, the product of all others along the axes, in the shape of ``x``."""
     kept_axes = [axis for axis in range(x.ndim) if axis not in axes]
     order = (*kept_axes, *axes)
@@ -76,7 +77,7 @@ class LeaveOneOutProducts(Reduction, hidden=True, precision=Precision.FLOAT32):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         outputs[0][...] = leave_one_out_products(run.xp, widen(inputs[0]), self.axes(inputs[0].ndim))
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         shape: Shape = inputs[0].shape
         axes = self.axes(len(shape))
         if not shape or 0 in shape:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from flowmx.ops.math.conversion import as_type
 from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import Array, Run, Shape
+from flowmx.ops.registry.tensors import ArrayNamespace
 
 SMALL = 1 << 18
 """Number of multiplications below which the array library is faster than a device's kernel: its call is cheaper and
@@ -70,7 +71,7 @@ def fixed_shape_product(device_type: str) -> Callable[[X], X]:
     return register
 
 
-def bound_product(xp: Any, a: Matrices, b: Matrices, out: Shape, dtype: DType) -> Callable[..., None] | None:
+def bound_product(xp: ArrayNamespace, a: Matrices, b: Matrices, out: Shape, dtype: DType) -> Callable[..., None] | None:
     """Return a product ``function(a, b, out)`` of arrays of fixed shapes, or None if unsupported.
 
     Args:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from flowmx.ops.registry.operators import (
     operator,
     option,
 )
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensor, Tensors
 from flowmx.ops.registry.traits import BatchParts, BatchWise, Passing, Precision
 
 
@@ -36,7 +37,7 @@ def widen(x: Array) -> Array:
     return x.astype(np.float32) if is_floating(x.dtype) and x.dtype.itemsize < 4 else x
 
 
-def reduce_into(function: Callable[..., Any], x: Array, axes: Shape, out: Array) -> None:
+def reduce_into(function: Callable[..., Array], x: Array, axes: Shape, out: Array) -> None:
     """Reduce ``x`` over ``axes`` by a function of the array namespace, into ``out``."""
     values = widen(x)
     keepdims_shape = tuple(1 if axis in axes else length for axis, length in enumerate(x.shape))
@@ -50,7 +51,7 @@ _BLOCK_ROWS = 32
 """Rows to sum one by one. NumPy sums all rows this way; float32 then loses a digit for each ten thousand."""
 
 
-def is_row_sum(xp: Any, x: Array, axes: Shape) -> bool:
+def is_row_sum(xp: ArrayNamespace, x: Array, axes: Shape) -> bool:
     """Return whether a sum over ``axes`` is a sum of many contiguous, nonempty rows."""
     leading = len(axes) < x.ndim and axes == tuple(range(len(axes)))
     if xp is not np or not leading or not is_floating(x.dtype) or not x.flags.c_contiguous:
@@ -67,7 +68,7 @@ def sum_into(run: Run, x: Array, axes: Shape, out: Array) -> None:
         reduce_into(run.xp.sum, x, axes, out)
 
 
-def sum_keepdims(xp: Any, x: Array, axes: Shape) -> Array:
+def sum_keepdims(xp: ArrayNamespace, x: Array, axes: Shape) -> Array:
     """Return the sum of ``x`` over ``axes``, which remain with length 1; many rows are summed in blocks."""
     if not is_row_sum(xp, x, axes):
         return xp.sum(x, axis=axes, keepdims=True)
@@ -80,7 +81,8 @@ def _sum_blocks(rows: Array) -> Array:
         full = len(rows) // _BLOCK_ROWS * _BLOCK_ROWS
         blocks = np.add.reduce(rows[:full].reshape(-1, _BLOCK_ROWS, rows.shape[1]), axis=1)
         rows = blocks if full == len(rows) else np.concatenate([blocks, rows[full:].sum(axis=0, keepdims=True)])
-    return np.add.reduce(rows, axis=0)
+    result: Array = np.add.reduce(rows, axis=0)
+    return result
 
 
 @family
@@ -161,10 +163,10 @@ class Mean(Reduction, Linear, precision=Precision.FLOAT32):
 class GradientContext(NamedTuple):
     """The functions that the gradients of reductions use."""
 
-    F: Any
-    spread: Callable[[Any], Any]
+    F: Functions
+    spread: Callable[[Tensor], Tensor]
     """An output, or its gradient, broadcast to the shape of the input."""
-    others: Callable[[Any], Any]
+    others: Callable[[Tensor], Tensor]
     """For each element, the product of all others that are reduced with it."""
 
 
@@ -176,7 +178,7 @@ class Row(NamedTuple):
 
     name: str
     function: str
-    derivative: Callable[[GradientContext, Any, Any, Any], Any]
+    derivative: Callable[[GradientContext, Tensor, Tensor, Tensor], Tensor]
     doc: str
     aliases: tuple[str, ...] = ()
     searches: bool = False
@@ -185,7 +187,7 @@ class Row(NamedTuple):
     """The operator of ONNX, as in :class:`Operator`."""
     ufunc: str | None = None
     """The NumPy ufunc whose ``reduce`` is this reduction."""
-    terms: Callable[[Any, Array], Array] | None = None
+    terms: Callable[[ArrayNamespace, Array], Array] | None = None
     """For sums: the terms, as a function of the namespace and the input."""
 
 
@@ -205,24 +207,26 @@ TABLE = [
 
 
 def _register(row: Row) -> None:
-    def forward(self: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def forward(self: Reduction, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         x, axes = inputs[0], self.axes(inputs[0].ndim)
         if row.terms is not None and is_row_sum(run.xp, x, axes):
             sum_into(run, row.terms(run.xp, x), axes, outputs[0])
         else:
             reduce_into(getattr(run.xp, row.function), x, axes, outputs[0])
 
-    def infer_shape(self: Any, shapes: list[ShapeOrNone]) -> Inferred:
+    def infer_shape(self: Reduction, shapes: list[ShapeOrNone]) -> Inferred:
         if row.searches and shapes[0] is not None:
             expect_elements(self, shapes[0], self.axes(len(shapes[0])))
         return Reduction.infer_shape(self, shapes)
 
-    def bind(self: Any, xp: Any, input_forms: Sequence[Form], output_forms: Sequence[Form]) -> Bound | None:
+    def bind(
+        self: Reduction, xp: ArrayNamespace, input_forms: Sequence[Form], output_forms: Sequence[Form]
+    ) -> Bound | None:
         shape, dtype = input_forms[0]
         if row.ufunc is None or xp is not np or dtype not in (np.float32, np.float64) or 0 in shape:
             return None
         axes = self.axes(len(shape))
-        reduce: Any = getattr(np, row.ufunc).reduce
+        reduce: Callable[..., object] = getattr(np, row.ufunc).reduce
         keepdims_shape = tuple([1 if axis in axes else length for axis, length in enumerate(shape)])
 
         def reduce_forward(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -234,11 +238,11 @@ def _register(row: Row) -> None:
 
         return reduce_forward
 
-    def gradient(self: Any, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
-        def spread(array: Any) -> Any:
+    def gradient(self: Reduction, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
+        def spread(array: Tensor) -> Tensor:
             return F.op("_backward_sum", array, inputs[0], **parameters_of(self))
 
-        def others(array: Any) -> Any:
+        def others(array: Tensor) -> Tensor:
             return F.op("_products_of_others", array, **parameters_of(self))
 
         return [row.derivative(GradientContext(F, spread, others), inputs[0], outputs[0], heads[0])]
@@ -297,10 +301,10 @@ class Norm(Operator, precision=Precision.FLOAT32, batch_wise=BatchWise.FIRST):
         total = sum_keepdims(run.xp, terms, axes)
         out[...] = (total if self.ord == 1 else run.xp.sqrt(total)).reshape(out.shape)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         x = inputs[0]
 
-        def spread(array: Any) -> Any:
+        def spread(array: Tensor) -> Tensor:
             if self.out_dtype is not None:
                 array = F.op("_cast_like", array, x)
             return F.op("_backward_sum", array, x, axis=self.axis, keepdims=self.keepdims)
@@ -419,7 +423,7 @@ class SumLike(Operator, hidden=True, passing=Passing.ALIKE, batch_wise=BatchWise
         else:
             run.xp.copyto(out, data)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.broadcast_like(heads[0], shape_of(inputs, 0)), None]
 
 
@@ -427,7 +431,7 @@ class _Broadcast(Operator, repeats=True, passing=Passing.ALIKE, batch_wise=Batch
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.copyto(outputs[0], inputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_sum_like", heads[0], shape_of(inputs, 0)), *([None] * (len(self.arguments) - 1))]
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from flowmx.ops.arrays.linear import Inferred, InferredTypes
 from flowmx.ops.formulas.array_formula import clip, clip_ufunc
 from flowmx.ops.registry.dtypes import DType, element, is_floating, name_of
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, describe, merge, operator, required
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors, UfuncCall
 from flowmx.ops.registry.traits import BatchWise, Passing, Precision
 
 
@@ -59,12 +59,12 @@ class Where(Operator, precision=Precision.WIDEST, batch_wise=BatchWise.EACH):
         run.xp.copyto(out, y)
         run.xp.copyto(out, x, where=mask.reshape((*mask.shape, *(1,) * (x.ndim - mask.ndim))))
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         zero = F.zeros_like(heads[0])
         return [None, F.where(inputs[0], heads[0], zero), F.where(inputs[0], zero, heads[0])]
 
 
-def clip_integers(xp: Any, x: Array, low: float, high: float, out: Array) -> None:
+def clip_integers(xp: ArrayNamespace, x: Array, low: float, high: float, out: Array) -> None:
     """Clip integers to bounds of any size: compare with the exact bounds, write the bounds converted as in C."""
     limits, kind = np.iinfo(x.dtype), x.dtype.type
     if low <= high and low <= limits.max and high >= limits.min:
@@ -88,10 +88,10 @@ class Clip(Operator, in_place=((0, 0),), keeps_layout=True, batch_wise=BatchWise
         else:
             clip_integers(run.xp, x, self.a_min, self.a_max, out)
 
-    def as_ufunc(self, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
+    def as_ufunc(self, xp: ArrayNamespace, dtype: DType) -> UfuncCall | None:
         return clip_ufunc(xp, dtype, self.a_min, self.a_max)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         x, g = inputs[0], heads[0]
         if math.isfinite(self.a_min):
             g = g * (x >= self.a_min)
@@ -124,5 +124,5 @@ class AddN(
         for array in inputs[2:]:
             run.xp.add(out, array, out=out)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [heads[0]] * self.num_args

@@ -14,6 +14,7 @@ import numpy as np
 from flowmx.ops.nn.common import blocks
 from flowmx.ops.registry.dtypes import BY_NAME, FLOAT32, is_floating
 from flowmx.ops.registry.operators import Array
+from flowmx.ops.registry.tensors import ArrayNamespace
 
 Core = Callable[[Any, Array], Array]
 """Called as ``core(xp, block)`` with a block of one axis; returns a new array."""
@@ -29,10 +30,10 @@ def horner(coefficients: Sequence[float], x: Array) -> Array:
     return total
 
 
-def piecewise(xp: Any, x: Array, pieces: Sequence[tuple[Array, Core]], otherwise: Core) -> Array:
+def piecewise(xp: ArrayNamespace, x: Array, pieces: Sequence[tuple[Array, Core]], otherwise: Core) -> Array:
     """Apply each function to the elements in its mask, and the last one to the rest."""
     if xp is not np:  # a mask would make the host wait, so compute every function on all elements
-        result = otherwise(xp, x)
+        result: Array = otherwise(xp, x)
         for mask, function in reversed(pieces):
             result = xp.where(mask, function(xp, x), result)
         return result
@@ -49,7 +50,7 @@ def piecewise(xp: Any, x: Array, pieces: Sequence[tuple[Array, Core]], otherwise
     return result
 
 
-def sigmoid(xp: Any, x: Array, out: Array) -> None:
+def sigmoid(xp: ArrayNamespace, x: Array, out: Array) -> None:
     """Compute 1/(1 + e⁻ˣ), with full relative precision also for large negative x."""
     work = out if out.dtype.itemsize > 2 else xp.empty(out.shape, FLOAT32)  # 1 + e⁻ˣ loses small terms in 16 bits
     xp.multiply(x, -1.0, out=work, casting="unsafe")
@@ -63,7 +64,7 @@ def sigmoid(xp: Any, x: Array, out: Array) -> None:
 def blockwise(core: Core, float32_core: Core | None = None) -> Callable[[Any, Array, Array], None]:
     """Return a function ``(xp, x, out)`` from a core for float64, and one for float32 if that is precise enough."""
 
-    def call(xp: Any, x: Array, out: Array) -> None:
+    def call(xp: ArrayNamespace, x: Array, out: Array) -> None:
         function, dtype = core, BY_NAME["float64"]
         if float32_core is not None and is_floating(x.dtype) and x.dtype.itemsize <= 4:
             function, dtype = float32_core, FLOAT32
@@ -91,7 +92,7 @@ _ERF = (
 )  # fmt: skip
 
 
-def _erf(xp: Any, x: Array, coefficients: Sequence[float], limit: float) -> Array:
+def _erf(xp: ArrayNamespace, x: Array, coefficients: Sequence[float], limit: float) -> Array:
     size = xp.minimum(xp.abs(x), limit)
     power = horner(coefficients, size - limit / 2)
     power *= size
@@ -133,22 +134,22 @@ _ERFINV_HIGH = (
 )  # fmt: skip
 
 
-def _erfinv(xp: Any, x: Array) -> Array:
+def _erfinv(xp: ArrayNamespace, x: Array) -> Array:
     size = xp.abs(x)
     w = -xp.log((1 - size) * (1 + size))
     factor = piecewise(xp, w, [(w < 5, _factor_low), (w < 16, _factor_middle)], _factor_high)
     return xp.where(size == 1, xp.copysign(np.inf, x), x * factor)
 
 
-def _factor_low(xp: Any, w: Array) -> Array:
+def _factor_low(xp: ArrayNamespace, w: Array) -> Array:
     return horner(_ERFINV_LOW, w - 2.5)
 
 
-def _factor_middle(xp: Any, w: Array) -> Array:
+def _factor_middle(xp: ArrayNamespace, w: Array) -> Array:
     return horner(_ERFINV_MIDDLE, xp.sqrt(w) - 3.115)
 
 
-def _factor_high(xp: Any, w: Array) -> Array:
+def _factor_high(xp: ArrayNamespace, w: Array) -> Array:
     return horner(_ERFINV_HIGH, xp.sqrt(w) - 5.05)
 
 

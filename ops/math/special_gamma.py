@@ -15,6 +15,7 @@ from numpy.polynomial import Polynomial
 
 from flowmx.ops.math.special import blockwise, horner, piecewise
 from flowmx.ops.registry.operators import Array
+from flowmx.ops.registry.tensors import ArrayNamespace
 
 _FAR = 8
 """The argument from which Stirling's series is used."""
@@ -59,7 +60,7 @@ _DIGAMMA_FAR = (
 _ROOT = (1.4616321449683622, 9.549995429965697e-17)  # in two parts, since leading digits cancel
 
 
-def _near_two(xp: Any, x: Array) -> tuple[Array, Array, Array]:
+def _near_two(xp: ArrayNamespace, x: Array) -> tuple[Array, Array, Array]:
     """Return u, a product and a mask, for x from 0 to 8: Γ(x) = Γ(2+u) · product, or Γ(2+u)/product where masked."""
     u = x - xp.ceil(x - 0.5)  # halves round down, as in the comparisons below
     below = x <= 1.5
@@ -71,7 +72,7 @@ def _near_two(xp: Any, x: Array) -> tuple[Array, Array, Array]:
     return u, product, below
 
 
-def _sine(xp: Any, x: Array) -> Array:
+def _sine(xp: ArrayNamespace, x: Array) -> Array:
     """Return the sine of πx, exact at integers and halves."""
     nearest = xp.rint(x)
     value = xp.sin(np.pi * (x - nearest))
@@ -81,13 +82,13 @@ def _sine(xp: Any, x: Array) -> Array:
 # -- Γ -----------------------------------------------------------------------------------------------------
 
 
-def _gamma_near(xp: Any, x: Array) -> Array:
+def _gamma_near(xp: ArrayNamespace, x: Array) -> Array:
     u, product, below = _near_two(xp, x)
     value = 1 + u * horner(_GAMMA, u)
     return xp.where(below, value / product, value * product)
 
 
-def _gamma_far(xp: Any, x: Array) -> Array:
+def _gamma_far(xp: ArrayNamespace, x: Array) -> Array:
     x = xp.minimum(x, 200.0)  # Γ overflows long before
     root = xp.power(x, x / 2 - 0.25)  # the full power may overflow although Γ does not
     value = 1 + horner(_STIRLING, 1 / x) / x
@@ -95,11 +96,11 @@ def _gamma_far(xp: Any, x: Array) -> Array:
     return value * root * root
 
 
-def _gamma_positive(xp: Any, x: Array) -> Array:
+def _gamma_positive(xp: ArrayNamespace, x: Array) -> Array:
     return piecewise(xp, x, [(x < _FAR, _gamma_near)], _gamma_far)
 
 
-def _gamma_negative(xp: Any, x: Array) -> Array:
+def _gamma_negative(xp: ArrayNamespace, x: Array) -> Array:
     value = -np.pi / (x * _gamma_positive(xp, -x) * _sine(xp, x))
     return xp.where(x == xp.floor(x), np.nan, value)
 
@@ -111,24 +112,25 @@ gamma = blockwise(lambda xp, x: piecewise(xp, x, [(x < 0, _gamma_negative)], _ga
 # -- log |Γ| -----------------------------------------------------------------------------------------------
 
 
-def _gammaln_near(xp: Any, x: Array) -> Array:
+def _gammaln_near(xp: ArrayNamespace, x: Array) -> Array:
     u, product, below = _near_two(xp, x)
     value = xp.log(product)
-    return xp.where(below, -value, value) + u * horner(_LGAMMA, u)
+    result: Array = xp.where(below, -value, value) + u * horner(_LGAMMA, u)
+    return result
 
 
-def _gammaln_far(xp: Any, x: Array) -> Array:
-    value = (x - 0.5) * (xp.log(x) - 1)
+def _gammaln_far(xp: ArrayNamespace, x: Array) -> Array:
+    value: Array = (x - 0.5) * (xp.log(x) - 1)
     value += 0.5 * math.log(2 * math.pi) - 0.5
     value += horner(_STIRLING_LOG, 1 / (x * x)) / x
     return value
 
 
-def _gammaln_positive(xp: Any, x: Array) -> Array:
+def _gammaln_positive(xp: ArrayNamespace, x: Array) -> Array:
     return piecewise(xp, x, [(x < _FAR, _gammaln_near)], _gammaln_far)
 
 
-def _gammaln_negative(xp: Any, x: Array) -> Array:
+def _gammaln_negative(xp: ArrayNamespace, x: Array) -> Array:
     value = math.log(math.pi) - xp.log(-x) - xp.log(xp.abs(_sine(xp, x))) - _gammaln_positive(xp, -x)
     return xp.where(xp.isinf(x), np.inf, value)
 
@@ -140,7 +142,7 @@ gammaln = blockwise(lambda xp, x: piecewise(xp, x, [(x < 0, _gammaln_negative)],
 # -- ψ -----------------------------------------------------------------------------------------------------
 
 
-def _digamma_near(xp: Any, x: Array) -> Array:
+def _digamma_near(xp: ArrayNamespace, x: Array) -> Array:
     y = xp.where(x < 1, x + 1, x - xp.floor(x) + 1)
     value = ((y - _ROOT[0]) - _ROOT[1]) * horner(_DIGAMMA, y - 1.5)
     value -= xp.where(x < 1, 1 / x, 0.0)
@@ -150,16 +152,16 @@ def _digamma_near(xp: Any, x: Array) -> Array:
     return xp.where(x == 0, np.inf, value)
 
 
-def _digamma_far(xp: Any, x: Array) -> Array:
+def _digamma_far(xp: ArrayNamespace, x: Array) -> Array:
     square = 1 / (x * x)
     return xp.log(x) - 0.5 / x - square * horner(_DIGAMMA_FAR, square)
 
 
-def _digamma_positive(xp: Any, x: Array) -> Array:
+def _digamma_positive(xp: ArrayNamespace, x: Array) -> Array:
     return piecewise(xp, x, [(x < _FAR, _digamma_near)], _digamma_far)
 
 
-def _digamma_negative(xp: Any, x: Array) -> Array:
+def _digamma_negative(xp: ArrayNamespace, x: Array) -> Array:
     value = _digamma_positive(xp, -x) - 1 / x - np.pi / xp.tan(np.pi * (x - xp.rint(x)))
     return xp.where(x == xp.floor(x), np.inf, value)
 
@@ -175,7 +177,7 @@ _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617
 
 
 def _polygamma_positive(order: int) -> Any:
-    def core(xp: Any, x: Array) -> Array:
+    def core(xp: ArrayNamespace, x: Array) -> Array:
         # The sum of n!/(x+k)^(n+1) over all k ≥ 0: the first terms directly, the others by the Euler-Maclaurin formula.
         total = xp.zeros_like(x)
         for step in range(_SHIFT):
@@ -205,7 +207,7 @@ def polygamma(order: int) -> Callable[[Any, Array, Array], None]:
         return digamma
     positive, cotangent = _polygamma_positive(order), _cotangent(order)
 
-    def negative(xp: Any, x: Array) -> Array:
+    def negative(xp: ArrayNamespace, x: Array) -> Array:
         value = positive(xp, -x) * (-1) ** order + math.factorial(order) * (-x) ** -(order + 1)
         value -= horner(cotangent, 1 / xp.tan(np.pi * (x - xp.rint(x))))
         return xp.where(x == xp.floor(x), np.nan, value)

@@ -22,6 +22,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensor, Tensors
 from flowmx.ops.registry.traits import BatchWise, Precision
 
 
@@ -55,7 +56,7 @@ class CumSum(Operator, precision=Precision.FLOAT32, batch_wise=BatchWise.FIRST):
         narrow = is_floating(out.dtype) and out.dtype.itemsize < 4
         out[...] = run.xp.cumsum(inputs[0], axis=self.axis, dtype=FLOAT32 if narrow else out.dtype)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         axis = 0 if self.axis is None else self.axis
         head = F.reverse(F.cumsum(F.reverse(heads[0], axis=axis), axis=axis), axis=axis)
         like = shape_of(inputs, 0)
@@ -96,7 +97,7 @@ class Moments(Operator, precision=Precision.FLOAT32, input_named=True):
             mean = run.xp.trunc(mean)  # as in the output
         outputs[1][...] = (sum_keepdims(run.xp, run.xp.square(x - mean), axes) / count).reshape(outputs[1].shape)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         x = inputs[0]
         mean_gradient, variance_gradient = (
             F.op("_backward_mean", head, x, **self.reduction_parameters()) for head in heads
@@ -113,7 +114,7 @@ class SquareSum(Reduction, precision=Precision.FLOAT32):
         squares = run.xp.square(widen(inputs[0]))
         sum_into(run, squares, self.axes(squares.ndim), outputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         parameters = {"axis": self.axis, "keepdims": self.keepdims, "exclude": self.exclude}
         return [F.op("_backward_sum", heads[0], inputs[0], **parameters) * inputs[0] * 2.0]
 
@@ -133,7 +134,7 @@ class BackwardSquareSum(Reduction, hidden=True, precision=Precision.FLOAT32):
         head, data = inputs
         outputs[0][...] = data * 2 * self.spread(head, data.shape)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         head, data = inputs
         parameters = {"axis": self.axis, "keepdims": self.keepdims, "exclude": self.exclude}
         doubled = heads[0] * 2.0
@@ -163,11 +164,11 @@ class MultiSumSq(Operator, precision=Precision.FLOAT32):
             flat = widen(array).reshape(-1)
             outputs[0][index] = run.xp.dot(flat, flat)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [self._gradient_of(F, inputs[index], F.slice_axis(heads[0], axis=0, begin=index, end=index + 1))
                 for index in range(self.num_arrays)]  # fmt: skip
 
-    def _gradient_of(self, F: Any, x: Any, head: Any) -> Any:
+    def _gradient_of(self, F: Functions, x: Tensor, head: Tensor) -> Tensor:
         spread_head = F.op("broadcast_like", F.op("Reshape", head, shape=(1,) * max(1, len(x.shape))), x)
         return F.op("_cast_like", spread_head, x) * x * 2.0
 

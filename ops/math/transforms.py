@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.indexing import add_rows, positions
@@ -25,6 +24,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import Precision
 
 # -- Fourier -----------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ class FFT(_Fourier, precision=Precision.FLOAT32, input_named=True):
         spectrum = run.xp.fft.fft(widen(inputs[0]), axis=-1)
         outputs[0][..., ::2], outputs[0][..., 1::2] = spectrum.real, spectrum.imag
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_contrib_ifft", heads[0])]
 
 
@@ -77,7 +77,7 @@ class IFFT(_Fourier, precision=Precision.GIVEN, input_named=True):
         signal = run.xp.fft.ifft(x[..., ::2] + 1j * x[..., 1::2], axis=-1).real
         outputs[0][...] = signal * signal.shape[-1]
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_contrib_fft", heads[0])]
 
 
@@ -153,7 +153,7 @@ class KhatriRao(Operator, precision=Precision.FLOAT32):
             product = (product[:, None] * matrix).reshape(-1, matrix.shape[1])
         outputs[0][...] = product
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [
             F.op("_backward_khatri_rao", heads[0], *inputs, num_args=self.num_args + 1, position=position)
             for position in range(self.num_args)

@@ -27,6 +27,7 @@ from flowmx.ops.formulas.frontend_formula import gradient_of
 from flowmx.ops.math.special_gamma import polygamma
 from flowmx.ops.registry.dtypes import DType, is_floating
 from flowmx.ops.registry.operators import Array, Operator, Run, lookup, operator, option
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensor, Tensors, UfuncCall
 from flowmx.ops.registry.traits import BatchWise, Passing, Precision
 
 
@@ -182,7 +183,7 @@ def _register(row: Row) -> None:
             formula(run.xp, (x.astype(np.float32),), (result,))
             run.xp.copyto(out, result, casting="unsafe")
 
-    def as_ufunc(self: Operator, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
+    def as_ufunc(self: Operator, xp: ArrayNamespace, dtype: DType) -> UfuncCall | None:
         if row.name == "relu":
             return clip_ufunc(xp, dtype, 0.0, math.inf)
         return (getattr(xp, formula.ufunc), None) if formula.ufunc is not None and dtype.kind == "f" else None
@@ -195,7 +196,9 @@ def _register(row: Row) -> None:
         "onnx": row.onnx,
     }
 
-    def through_activation(self: Operator, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+    def through_activation(
+        self: Operator, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors
+    ) -> list[Tensor]:
         return [F.op("_backward_Activation", heads[0], outputs[0], act_type=row.activation)]
 
     if row.activation:  # share the gradient of Activation
@@ -231,7 +234,7 @@ class Polygamma(Operator, hidden=True):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         polygamma(self.order)(run.xp, inputs[0], outputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [heads[0] * F.op("_polygamma", inputs[0], order=self.order + 1)]
 
 

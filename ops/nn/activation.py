@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from flowmx.errors import ParameterError, ShapeError
+from flowmx.ops.arrays.linear import shape_of
 from flowmx.ops.formulas.activations import ACTIVATIONS, RECTIFIERS, hard_sigmoid
 from flowmx.ops.formulas.array_formula import ArrayFormula
 from flowmx.ops.formulas.frontend_formula import FrontendFormula
@@ -19,7 +20,6 @@ from flowmx.ops.nn.common import (
     expect_shape,
     non_defaults,
     positive_axis,
-    unchecked,
 )
 from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import (
@@ -36,6 +36,7 @@ from flowmx.ops.registry.operators import (
     required,
     same_shape,
 )
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensor, Tensors
 from flowmx.ops.registry.traits import BatchWise, Precision, Quantization
 
 _FORWARD = {kind: ArrayFormula(lambda p, x, of=row: of.compute(x)) for kind, row in ACTIVATIONS.items()}
@@ -63,13 +64,13 @@ class Activation(
         if self.act_type != "relu":
             self.with_traits(quantized=None)
 
-    def bound(self, xp: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+    def bound(self, xp: ArrayNamespace, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
         return _FORWARD[self.act_type].bound(xp, in_forms[0][1])
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         _FORWARD[self.act_type](run.xp, inputs, outputs)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_backward_Activation", heads[0], outputs[0], act_type=self.act_type)]
 
 
@@ -79,7 +80,7 @@ class BackwardActivation(Activation, hidden=True, in_place=((0, 0), (1, 0)), qua
 
     arguments = ("head", "output")
 
-    def bound(self, xp: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+    def bound(self, xp: ArrayNamespace, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
         is_one_block = in_forms[0] == in_forms[1] == out_forms[0] and math.prod(in_forms[0][0]) <= _ONE_BLOCK
         return _BACKWARD[self.act_type].bound(xp, in_forms[0][1]) if is_one_block else None
 
@@ -87,7 +88,7 @@ class BackwardActivation(Activation, hidden=True, in_place=((0, 0), (1, 0)), qua
         for head, output, out in blocks(inputs[0], inputs[1], outputs[0]):
             _BACKWARD[self.act_type](run.xp, (head, output), (out,))
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         head, output = inputs
         formula = _SLOPE_DERIVATIVE[self.act_type]
         second = formula(F, None, *[output for _ in formula.reads])
@@ -112,7 +113,7 @@ class HardSigmoid(Operator, in_place=((0, 0),), batch_wise=BatchWise.ALL):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         _HARD_SIGMOID.run(run.xp, _HARD_SIGMOID.numbers(self, inputs[0].dtype), inputs, outputs)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         y = outputs[0]
         return [heads[0] * (y > 0.0) * (y < 1.0) * self.alpha]
 
@@ -195,14 +196,14 @@ class LeakyReLU(
         xp.maximum(x, 0, out=out)
         xp.add(out, negative, out=out)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         x, head = inputs[0], heads[0]
         if self.act_type == "prelu":
             negative = head * F.op("_minimum_scalar", x, scalar=0.0)
-            slopes = F.op("_spread_channel", inputs[1], unchecked(inputs, 0))
+            slopes = F.op("_spread_channel", inputs[1], shape_of(inputs, 0))
             return [
                 head * ((x > 0.0) + (x <= 0.0) * slopes),
-                F.op("_gather_channel", negative, unchecked(inputs, 1)),
+                F.op("_gather_channel", negative, shape_of(inputs, 1)),
             ]
         if self.act_type == "rrelu":
             return [head * ((x > 0.0) + (x <= 0.0) * outputs[1])]
@@ -234,7 +235,7 @@ class BackwardLeakyReLU(
         for head, x, out in blocks(*inputs, outputs[0]):
             slope.run(run.xp, numbers, (head, x), (out,))
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         head, x = inputs
         formula = _SECOND_DERIVATIVE[self.act_type]
         second = formula(F, self, *[x for _ in formula.reads])
@@ -275,8 +276,8 @@ class SpreadChannel(Operator, hidden=True):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         outputs[0][...] = per_channel(inputs[0], outputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        return [F.op("_gather_channel", heads[0], unchecked(inputs, 0)), None]
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
+        return [F.op("_gather_channel", heads[0], shape_of(inputs, 0)), None]
 
 
 @operator("_gather_channel")
@@ -294,14 +295,14 @@ class GatherChannel(Operator, hidden=True):
         axes = tuple(axis for axis, length in enumerate(shape) if length == 1)
         out[...] = data.sum(axis=axes, dtype=computing_dtype(data.dtype)).reshape(out.shape)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        return [F.op("_spread_channel", heads[0], unchecked(inputs, 0)), None]
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
+        return [F.op("_spread_channel", heads[0], shape_of(inputs, 0)), None]
 
 
 # -- softmax -----------------------------------------------------------------------------------------------
 
 
-def softmax_into(xp: Any, x: Array, axis: int | tuple[int, ...], out: Array) -> None:
+def softmax_into(xp: ArrayNamespace, x: Array, axis: int | tuple[int, ...], out: Array) -> None:
     """Compute eˣ/Σeˣ along axes, shifted by the maximum to prevent overflow."""
     xp.subtract(x, x.max(axis=axis, keepdims=True), out=out)
     xp.exp(out, out=out)
@@ -361,7 +362,7 @@ class _Softmax(Operator, batch_wise=BatchWise.EACH):
             x = run.xp.where(self.length_mask(run.xp, x, inputs[1]), x, -run.xp.inf)
         return x
 
-    def length_mask(self, xp: Any, x: Array, length: Array) -> Array:
+    def length_mask(self, xp: ArrayNamespace, x: Array, length: Array) -> Array:
         """Return the mask, broadcastable to ``x``, of positions along the axis that are below the length."""
         axis = self.axis % x.ndim
         position = xp.arange(x.shape[axis]).reshape(-1, *(1,) * (x.ndim - axis - 1))
@@ -386,7 +387,7 @@ class Softmax(_Softmax, in_place=((0, 0),), precision=Precision.FLOAT32):
         if self.use_length:
             outputs[0][...] = run.xp.where(self.length_mask(run.xp, inputs[0], inputs[1]), outputs[0], 0)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         gradient = F.op("_backward_softmax", heads[0], outputs[0], axis=self.axis, scaling=self.scale())
         return self.grads(_cast_back(F, self, gradient, inputs))
 
@@ -417,7 +418,7 @@ class LogSoftmax(_Softmax, in_place=((0, 0),), precision=Precision.FLOAT32, inpu
     def __post_init__(self) -> None:
         refuse_length(self)
 
-    def bound(self, xp: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+    def bound(self, xp: ArrayNamespace, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
         axis, dtype = self.axis, out_forms[0][1]
         is_plain = xp is np and in_forms == out_forms and dtype in _PLAIN_TYPES
         if not is_plain or self.scale() != 1 or 0 in in_forms[0][0]:
@@ -438,7 +439,7 @@ class LogSoftmax(_Softmax, in_place=((0, 0),), precision=Precision.FLOAT32, inpu
         total = xp.exp(out).sum(axis=self.axis, keepdims=True, dtype=computing_dtype(out.dtype))
         xp.subtract(out, xp.log(total), out=out, casting="unsafe")
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         gradient = F.op("_backward_log_softmax", heads[0], outputs[0], axis=self.axis, scaling=self.scale())
         return self.grads(_cast_back(F, self, gradient, inputs))
 
@@ -455,7 +456,8 @@ class _BackwardSoftmax(Operator, hidden=True):
 
     def total(self, run: Run, x: Array) -> Array:
         """Return the sum along the axis."""
-        return x.sum(axis=self.axis, keepdims=True, dtype=computing_dtype(x.dtype))
+        result: Array = x.sum(axis=self.axis, keepdims=True, dtype=computing_dtype(x.dtype))
+        return result
 
 
 @operator("_backward_softmax")
@@ -471,7 +473,7 @@ class BackwardSoftmax(_BackwardSoftmax, batch_wise=BatchWise.EACH):
         gradient *= self.scaling
         run.xp.multiply(gradient, y, out=out, casting="unsafe")
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         head, y = inputs
         inner, outer = (F.sum(factor * y, axis=self.axis, keepdims=True) for factor in (head, heads[0]))
         return [
@@ -493,14 +495,14 @@ class BackwardLogSoftmax(_BackwardSoftmax, batch_wise=BatchWise.EACH):
         xp.subtract(head, gradient, out=gradient, casting="unsafe")
         xp.multiply(gradient, self.scaling, out=out, casting="unsafe")
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         head, y = inputs
         probability = F.exp(y)
         inner, outer = (F.sum(factor, axis=self.axis, keepdims=True) for factor in (head, heads[0] * probability))
         return [(heads[0] - outer) * self.scaling, heads[0] * probability * inner * -self.scaling]
 
 
-def _cast_back(F: Any, op: _Softmax, gradient: Any, inputs: Sequence[Any]) -> Any:
+def _cast_back(F: Functions, op: _Softmax, gradient: Tensor, inputs: Tensors) -> Tensor:
     return gradient if op.dtype is None else F.op("_cast_like", gradient, inputs[0])
 
 
@@ -525,6 +527,6 @@ class SoftmaxActivation(Operator, precision=Precision.FLOAT32, batch_wise=BatchW
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         softmax_into(run.xp, inputs[0], self.axis(), outputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         y, head = outputs[0], heads[0]
         return [y * (head - F.sum(head * y, axis=self.axis(), keepdims=True))]

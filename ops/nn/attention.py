@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred
@@ -27,6 +26,7 @@ from flowmx.ops.registry.operators import (
     operator,
     required,
 )
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensor, Tensors
 from flowmx.ops.registry.traits import Precision
 
 
@@ -58,13 +58,13 @@ class _Interleaved(Operator, heavy=True):
 
     # The same for arrays and for symbols, whose shapes are unknown: (batch · heads, length, size).
 
-    def select(self, F: Any, x: Any, parts: int, index: int) -> Any:
+    def select(self, F: Functions, x: Tensor, parts: int, index: int) -> Tensor:
         """Return one of the interleaved arrays."""
         split = F.Reshape(x, shape=(0, 0, self.heads, parts, -1))
         part = F.slice_axis(split, axis=3, begin=index, end=index + 1)
         return F.Reshape(F.transpose(part, axes=(1, 2, 0, 3, 4)), shape=(-3, 0, -1))
 
-    def interleave(self, F: Any, pieces: Sequence[Any]) -> Any:
+    def interleave(self, F: Functions, pieces: Tensors) -> Tensor:
         """Join all parts into one interleaved array."""
         split = F.Reshape(F.stack(*pieces, axis=2), shape=(-4, -1, self.heads, 0, 0, 0))
         return F.Reshape(F.transpose(split, axes=(2, 0, 1, 3, 4)), shape=(0, 0, -1))
@@ -81,7 +81,7 @@ class _Scores(_Interleaved):
         scaled_queries = queries * (1 / math.sqrt(queries.shape[-1]))
         out[...] = run.xp.matmul(scaled_queries, keys.swapaxes(-1, -2)).reshape(out.shape)
 
-    def input_gradients(self, F: Any, queries: Any, keys: Any, head: Any) -> tuple[Any, Any]:
+    def input_gradients(self, F: Functions, queries: Tensor, keys: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of queries and keys."""
         return (
             F.op("_contrib_div_sqrt_dim", F.batch_dot(head, keys)),
@@ -108,7 +108,7 @@ class _Weighted(_Interleaved):
         sums = run.xp.matmul(widen(attention).reshape(*values.shape[:2], -1, values.shape[2]), values)
         out[...] = sums.transpose(2, 0, 1, 3).reshape(out.shape)
 
-    def input_gradients(self, F: Any, attention: Any, values: Any, head: Any) -> tuple[Any, Any]:
+    def input_gradients(self, F: Functions, attention: Tensor, values: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of attention and values."""
         head = self.select(F, head, 1, 0)
         return F.batch_dot(head, values, transpose_b=True), F.batch_dot(attention, head, transpose_a=True)
@@ -137,7 +137,7 @@ class SelfAttentionScores(_Scores, precision=Precision.WIDEST):
         queries, keys = (self.part(inputs[0], 3, index) for index in (0, 1))
         self.scores(run, queries, keys, outputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         queries, keys = (self.select(F, inputs[0], 3, index) for index in (0, 1))
         queries_gradient, keys_gradient = self.input_gradients(F, queries, keys, heads[0])
         return [self.interleave(F, [queries_gradient, keys_gradient, F.zeros_like(keys_gradient)])]
@@ -166,7 +166,7 @@ class SelfAttentionSums(_Weighted, precision=Precision.WIDEST):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         self.weighted_sum(run, inputs[1], self.part(inputs[0], 3, 2), outputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         attention_gradient, values_gradient = self.input_gradients(
             F, inputs[1], self.select(F, inputs[0], 3, 2), heads[0]
         )
@@ -200,7 +200,7 @@ class EncoderDecoderScores(_Scores, precision=Precision.WIDEST):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         self.scores(run, self.part(inputs[0], 1, 0), self.part(inputs[1], 2, 0), outputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         pair = self.select(F, inputs[0], 1, 0), self.select(F, inputs[1], 2, 0)
         queries_gradient, keys_gradient = self.input_gradients(F, *pair, heads[0])
         return [
@@ -230,7 +230,7 @@ class EncoderDecoderSums(_Weighted, precision=Precision.WIDEST):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         self.weighted_sum(run, inputs[1], self.part(inputs[0], 2, 1), outputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         attention_gradient, values_gradient = self.input_gradients(
             F, inputs[1], self.select(F, inputs[0], 2, 1), heads[0]
         )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 
 from flowmx.errors import ShapeError
+from flowmx.ops.arrays.linear import shape_of
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, merge
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import BatchParts, BatchWise
 
 _BLOCK = 1 << 14
@@ -28,7 +30,8 @@ def scratch(run: Run, slot: str, shape: Sequence[int], dtype: Any) -> Array:
     Arrays in use at the same time need different slots.
     """
     if run.xp is not np:
-        return run.xp.empty(shape, dtype)
+        result: Array = run.xp.empty(shape, dtype)
+        return result
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     if nbytes > _SCRATCH_LIMIT:
         return np.empty(shape, dtype)
@@ -45,7 +48,7 @@ def blocks(*arrays: Array) -> Iterator[Sequence[Array]]:
     Yield the whole arrays if one of them is not contiguous, or on a GPU.
     """
     size = arrays[0].size
-    if size <= _BLOCK or not all(isinstance(a, np.ndarray) and a.flags.c_contiguous for a in arrays):
+    if size <= _BLOCK or not all(isinstance(cast("object", a), np.ndarray) and a.flags.c_contiguous for a in arrays):
         yield arrays
         return
     flat = [array.reshape(-1) for array in arrays]
@@ -67,15 +70,10 @@ def non_defaults(op: Operator) -> dict[str, Any]:
     return parameters
 
 
-def needs_gradient(inputs: Any, position: int) -> bool:
+def needs_gradient(inputs: Tensors, position: int) -> bool:
     """Return whether the gradient of an input is needed; True for symbols, whose passes prune unused gradients."""
     check = getattr(inputs, "needs_gradient", None)
     return check is None or bool(check(position))
-
-
-def unchecked(values: Any, position: int) -> Any:
-    """Return an input whose shape alone a gradient uses, so that later changes of its elements are allowed."""
-    return getattr(values, "unchecked", values.__getitem__)(position)
 
 
 def expect_shape(
@@ -139,11 +137,11 @@ class Linear(Operator, heavy=True, multiplies=True):
         """Return the axis of the output along which the bias varies."""
         return 1
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         parameters = non_defaults(self) | {"no_bias": True}
         grads: list[Any] = [None, None]
         if needs_gradient(inputs, 0):
-            like = unchecked(inputs, 0)
+            like = shape_of(inputs, 0)
             grads[0] = F.op(f"_backward_{self.name}_data", heads[0], inputs[1], like, **parameters)
         if needs_gradient(inputs, 1):
             grads[1] = F.op(f"_backward_{self.name}_weight", heads[0], inputs[0], **parameters)
@@ -172,7 +170,7 @@ class LinearData(Operator, hidden=True):
         head, weight, like = inputs
         return super().cost([like, weight], [head])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         forward, parameters = _linear_name(self), non_defaults(self)
         return [
             F.op(forward, heads[0], inputs[1], **parameters),
@@ -193,11 +191,11 @@ class LinearWeight(Operator, hidden=True):
         head, data = inputs
         return super().cost([data, outputs[0]], [head])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         forward, parameters = _linear_name(self), non_defaults(self)
         return [
             F.op(forward, inputs[1], heads[0], **parameters),
-            F.op(f"_backward_{forward}_data", inputs[0], heads[0], unchecked(inputs, 1), **parameters),
+            F.op(f"_backward_{forward}_data", inputs[0], heads[0], shape_of(inputs, 1), **parameters),
         ]
 
 

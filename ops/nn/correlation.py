@@ -19,6 +19,7 @@ from flowmx.ops.registry.operators import (
     option,
     same_shape,
 )
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import Precision
 
 
@@ -75,7 +76,7 @@ class Correlation(Operator, heavy=True, precision=Precision.WIDEST):
         products = batch * displacements * height * width
         return 2 * products * inputs[0][1] * self.kernel_size**2, products
 
-    def pad(self, xp: Any, data: Array) -> Array:
+    def pad(self, xp: ArrayNamespace, data: Array) -> Array:
         """Return the data in the computing dtype, padded with zeros."""
         pad = self.pad_size
         return xp.pad(data.astype(computing_dtype(data.dtype)), ((0, 0), (0, 0), (pad, pad), (pad, pad)))
@@ -113,7 +114,7 @@ class Correlation(Operator, heavy=True, precision=Precision.WIDEST):
                 total = xp.abs(first[region] - second[shifted]).sum(axis=1)
             out[:, place] = sum(self.patches(total, size)) * scale
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return list(F.op("_backward_Correlation", heads[0], *list(inputs), **non_defaults(self)))
 
 
@@ -153,5 +154,5 @@ class BackwardCorrelation(Correlation, hidden=True):
         for out, grad in zip(outputs, grads, strict=True):
             xp.copyto(out, grad[..., inner, inner], casting="unsafe")
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         raise NotImplementedError  # there is no second derivative

@@ -9,6 +9,7 @@ from flowmx.ops.arrays.indexing import positions
 from flowmx.ops.nn.activation import LogSoftmax
 from flowmx.ops.registry.kernels import compute_operator
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, operator
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
 
 _LOG_SOFTMAX = LogSoftmax.create(axis=-1)
 
@@ -19,7 +20,7 @@ class _Rows(Operator, hidden=True):
     def infer_type(self, dtypes: list[Any]) -> tuple[list[Any], list[Any]]:
         return dtypes, [dtypes[0]] * len(self.outputs())
 
-    def places(self, xp: Any, label: Array, shape: tuple[int, ...]) -> Array:
+    def places(self, xp: ArrayNamespace, label: Array, shape: tuple[int, ...]) -> Array:
         """Return the positions of the labels' elements in a flattened array of this shape."""
         rows, classes = shape
         return xp.arange(0, rows * classes, classes) + positions(xp, label.reshape(-1), classes, "clip", self.name)
@@ -45,7 +46,7 @@ class ClassCrossEntropy(_Rows, hidden=True):
         logs = outputs[1]
         run.xp.negative(logs.reshape(-1)[self.places(run.xp, inputs[1], logs.shape)], out=outputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_backward_class_cross_entropy", heads[0], *inputs, outputs[1]), None]
 
 
@@ -65,7 +66,7 @@ class BackwardClassCrossEntropy(_Rows, hidden=True):
         flat[index] -= 1
         xp.multiply(out, head.reshape(-1, 1), out=out)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         head, data, label, _ = inputs
         probability, expanded_head = F.softmax(data, axis=-1), F.expand_dims(head, axis=1)
         label_head = F.pick(heads[0], label, axis=-1)

@@ -9,13 +9,15 @@ is computed for the whole batch at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from flowmx.errors import IndexOutOfRange, ShapeError
 from flowmx.ops.arrays.indexing import as_integers
-from flowmx.ops.nn.common import computing_dtype, expect_rank, expect_shape, non_defaults, unchecked
+from flowmx.ops.arrays.linear import shape_of
+from flowmx.ops.nn.common import computing_dtype, expect_rank, expect_shape, non_defaults
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, describe, operator, option
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import Precision
 
 _NEVER = -1e30
@@ -39,12 +41,12 @@ class _Paths(NamedTuple):
     steps: Array
     possible: Array
 
-    def emissions(self, xp: Any, log_softmax: Array) -> Array:
+    def emissions(self, xp: ArrayNamespace, log_softmax: Array) -> Array:
         """Return the log-probability of each state's class at each step (time, batch, states)."""
         index = xp.broadcast_to(self.states, (len(log_softmax), *self.states.shape))
         return xp.maximum(xp.take_along_axis(log_softmax, index, axis=2), _NEVER)
 
-    def total(self, xp: Any, last: Array) -> Array:
+    def total(self, xp: ArrayNamespace, last: Array) -> Array:
         """Return the logarithm of the labelling's probability, from the last alpha (batch,)."""
         return _log_sum(xp, xp.where(self.ends, last, _NEVER).T)
 
@@ -154,10 +156,10 @@ class CTCLoss(Operator, skips=True, mirrored=False, precision=Precision.FLOAT32)
             alpha[step] = current
         out[...] = xp.where(paths.possible, -paths.total(xp, current), 0)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         by_name = dict(zip(self.inputs(), list(inputs), strict=True))
         step = F.op("_backward_CTCLoss", head=heads[0], **by_name, alpha=outputs[1], **non_defaults(self))
-        return [step, F.zeros_like(unchecked(inputs, 1)), *[None] * (len(by_name) - 2)]
+        return [step, F.zeros_like(shape_of(inputs, 1)), *[None] * (len(by_name) - 2)]
 
 
 @operator("_backward_CTCLoss")
@@ -201,25 +203,26 @@ class BackwardCTCLoss(CTCLoss, hidden=True, skips=False):
         running = paths.possible & (xp.arange(len(data))[:, None] < paths.steps)
         out[...] = xp.where(running[..., None], grad * head[:, None], 0)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         raise NotImplementedError  # there is no second derivative
 
 
-def _log_softmax(xp: Any, data: Array) -> Array:
-    logs = data - data.max(axis=2, keepdims=True)
+def _log_softmax(xp: ArrayNamespace, data: Array) -> Array:
+    logs: Array = data - data.max(axis=2, keepdims=True)
     logs -= xp.log(xp.exp(logs).sum(axis=2, keepdims=True))
     return logs
 
 
-def _log_sum(xp: Any, terms: Array) -> Array:
+def _log_sum(xp: ArrayNamespace, terms: Array) -> Array:
     """Return log Σ exp over the first axis. logaddexp is slower: it is not vectorized like exp and log."""
     top = terms.max(axis=0)
     terms -= top
     xp.exp(terms, out=terms)
-    return top + xp.log(terms.sum(axis=0))
+    result: Array = top + xp.log(terms.sum(axis=0))
+    return result
 
 
-def _advance(xp: Any, current: Array, direction: int, skips: Array) -> Array:
+def _advance(xp: ArrayNamespace, current: Array, direction: int, skips: Array) -> Array:
     """Return the log-probabilities after one step of all paths: forward in time (0), or backward (1)."""
     terms = xp.full((3, *current.shape), _NEVER, current.dtype)
     terms[0] = current

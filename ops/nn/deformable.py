@@ -28,6 +28,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import Precision
 from flowmx.ops.vision.bilinear_sampling import Corners, corners, images_of, pixels_of
 
@@ -151,7 +152,7 @@ class _Deformable(Operator, heavy=True):
             mask = arrays["mask"][n].reshape(-1, 1).astype(dtype) if self.modulated else None
             yield _Taps(neighbors, pixels, neighbors.sample(pixels), mask)
 
-    def corners(self, xp: Any, y: Array, x: Array, image: Array, height: int, width: int) -> Corners:
+    def corners(self, xp: ArrayNamespace, y: Array, x: Array, image: Array, height: int, width: int) -> Corners:
         """Return the pixels around positions; pixels outside count as 0."""
         return corners(xp, y, x, image, height, width)
 
@@ -172,7 +173,7 @@ class _Deformable(Operator, heavy=True):
                 result += arrays["bias"].reshape(-1, 1, 1)
             run.xp.copyto(sample, result, casting="unsafe")
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         operands = {name: inputs[index] for index, name in enumerate(self.operands())}
         grads = F.op(f"_backward_{self.name}", head=heads[0], **operands, **{**non_defaults(self), "no_bias": True})
         return list(grads) if self.no_bias else [*grads, F.op("_backward_bias", heads[0], axis=1)]
@@ -217,14 +218,14 @@ class _BackwardDeformable(_Deformable, hidden=True):
             grads["offset"][n] = slopes.swapaxes(0, 1).reshape(arrays["offset"].shape[1:])
         xp.copyto(grads["weight"], weight_grad.reshape(arrays["weight"].shape), casting="unsafe")
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         raise NotImplementedError  # there is no second derivative
 
 
 class _Clamped(_Deformable):
     """Positions outside the image are 0; positions up to a pixel past its last line read that line."""
 
-    def corners(self, xp: Any, y: Array, x: Array, image: Array, height: int, width: int) -> Corners:
+    def corners(self, xp: ArrayNamespace, y: Array, x: Array, image: Array, height: int, width: int) -> Corners:
         is_inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
         neighbors = corners(xp, xp.minimum(y, height - 1), xp.minimum(x, width - 1), image, height, width)
         masks = (is_inside, is_inside & (y < height - 1), is_inside & (x < width - 1))

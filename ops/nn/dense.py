@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal, cast
 
 from flowmx.ops.nn.activation import Activation
 from flowmx.ops.nn.linear import FullyConnected
 from flowmx.ops.registry.operators import Array, Bound, Form, Operator, Run, operator, required
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
 
 
 @operator("_dense")
@@ -26,7 +27,7 @@ class Dense(FullyConnected, hidden=True, quantized=None):
         parts: tuple[Operator, Operator] = vars(self)["_parts"]
         return parts
 
-    def bound(self, xp: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+    def bound(self, xp: ArrayNamespace, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
         product, activation = (
             part.bound(xp, forms, out_forms) or part.forward
             for part, forms in zip(self.parts, (in_forms, out_forms), strict=True)
@@ -43,6 +44,6 @@ class Dense(FullyConnected, hidden=True, quantized=None):
         product.forward(run, inputs, outputs)
         activation.forward(run, outputs, outputs)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         product, activation = self.parts
-        return [*product.gradient(F, inputs, (), activation.gradient(F, (), outputs, heads))]
+        return [*product.gradient(F, inputs, (), cast("Tensors", activation.gradient(F, (), outputs, heads)))]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
+
+import numpy as np
 
 from flowmx.errors import ShapeError
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, describe, operator, option
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import BatchWise
 
 
@@ -38,7 +41,7 @@ class Dropout(
 
     def _draw(self, run: Run, shape: Shape) -> Array:
         """Draw numbers from 0 to 1, one per decision."""
-        return run.random.random(shape, run.xp.float32)
+        return run.random.random(shape, np.float32)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         data = shapes[0]
@@ -62,5 +65,5 @@ class Dropout(
             xp.divide(mask, mask.dtype.type(keep), out=mask)
         xp.multiply(inputs[0], mask, out=out)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [heads[0] * outputs[1]]

@@ -24,6 +24,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import Precision
 
 
@@ -148,7 +149,7 @@ class Col2Im(_Windows, _Sized, input_named=True):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         self.spread(inputs[0], outputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         parameters = parameters_of(self)
         del parameters["output_size"]
         return [F.op("im2col", heads[0], **parameters)]

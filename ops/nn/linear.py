@@ -5,11 +5,11 @@ The three are each other's gradients: Y = X Wᵀ, dX = H W, dW = Hᵀ X.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from flowmx.ops.arrays.linear import shape_of
 from flowmx.ops.math.conversion import as_type, cast
 from flowmx.ops.math.matmul import matmul, try_device_product
 from flowmx.ops.nn.common import (
@@ -21,7 +21,6 @@ from flowmx.ops.nn.common import (
     expect_shape,
     product,
     scratch,
-    unchecked,
 )
 from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import (
@@ -37,6 +36,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import BatchWise, Precision, Quantization
 
 
@@ -112,7 +112,7 @@ class FullyConnected(
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
         return 2 * product(outputs[0]) * inputs[1][1], sum(map(product, (*inputs, *outputs)))
 
-    def bound(self, xp: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+    def bound(self, xp: ArrayNamespace, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
         if not _is_plain(in_forms) or len(in_forms[0][0]) != 2:
             return None
         product, add = xp.matmul, None if self.no_bias else xp.add
@@ -138,7 +138,7 @@ class FullyConnectedData(LinearData, FullyConnected, batch_wise=BatchWise.OWN):
 
     infer_back = Operator.infer_back
 
-    def bound(self, xp: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+    def bound(self, xp: ArrayNamespace, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
         if not _is_plain(in_forms) or len(in_forms[0][0]) != 2 or len(out_forms[0][0]) != 2:
             return None
         product = xp.matmul
@@ -164,7 +164,7 @@ class FullyConnectedWeight(LinearWeight, FullyConnected, batch_wise=BatchWise.SU
         units = -1 if data is None else product(data[1:]) if self.flatten else data[-1]
         return shapes, [(self.num_hidden, units)]
 
-    def bound(self, xp: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+    def bound(self, xp: ArrayNamespace, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
         if not _is_plain(in_forms) or len(in_forms[0][0]) != 2 or len(in_forms[1][0]) != 2:
             return None
         # A single sample gives an outer product, for which BLAS is several times slower.
@@ -192,10 +192,10 @@ class BackwardBias(Operator, hidden=True, batch_wise=BatchWise.SUM):
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         return shapes, [None if shapes[0] is None else (shapes[0][self.axis],)]
 
-    def bound(self, xp: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+    def bound(self, xp: ArrayNamespace, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
         if xp is not np or not _is_plain(in_forms) or len(in_forms[0][0]) != 2 or self.axis not in (-1, 1):
             return None
-        total = np.add.reduce
+        total: Callable[..., object] = np.add.reduce
 
         def add_up(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
             total(inputs[0], 0, None, outputs[0])
@@ -211,8 +211,8 @@ class BackwardBias(Operator, hidden=True, batch_wise=BatchWise.SUM):
             # The contiguous axis first, so that the second sum is small.
             out[...] = head.reshape(*head.shape[:2], product(head.shape[2:])).sum(axis=2, dtype=dtype).sum(axis=0)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        return [F.op("_spread_bias", heads[0], unchecked(inputs, 0), axis=self.axis)]
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
+        return [F.op("_spread_bias", heads[0], shape_of(inputs, 0), axis=self.axis)]
 
 
 @operator("_spread_bias")
@@ -231,5 +231,5 @@ class SpreadBias(Operator, hidden=True):
         shape[self.axis] = -1
         out[...] = inputs[0].reshape(shape)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_backward_bias", heads[0], axis=self.axis), None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.arrays.linear import Inferred, Linear, linear, shape_of
@@ -20,6 +19,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import Precision
 
 
@@ -117,7 +117,7 @@ class IdentityAttachKLSparseReg(
             average += (1 - self.momentum) * widen(data).mean(axis=other_axes)
         run.xp.copyto(outputs[0], data)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         # The current average, which the forward has updated.
         average, target = shape_of(inputs, 1), self.sparseness_target
         push = ((1.0 - target) / (1.0 - average) - target / average) * self.penalty

@@ -6,13 +6,17 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
+
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.indexing import positions
+from flowmx.ops.arrays.linear import shape_of
 from flowmx.ops.arrays.shape_arithmetic import expect_elements
 from flowmx.ops.nn.activation import softmax_into
-from flowmx.ops.nn.common import computing_dtype, expect_rank, expect_shape, non_defaults, product, unchecked
+from flowmx.ops.nn.common import computing_dtype, expect_rank, expect_shape, non_defaults, product
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, describe, merge, operator, option
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import BatchWise, Passing, Precision
 
 Normalization = Literal["null", "batch", "valid"]
@@ -42,7 +46,7 @@ class _Backward(Operator, hidden=True, is_loss=False):
     def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
         return getattr(self, "normalization", "null") != "null"
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         raise NotImplementedError  # an output layer has no second derivative
 
 
@@ -102,9 +106,9 @@ class SoftmaxOutput(_LabelLayer, is_loss=True, mirrored=False, precision=Precisi
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         softmax_into(run.xp, inputs[0], self.axes(inputs[0]), outputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         arrays = [outputs[0], inputs[1], *([heads[0]] if self.out_grad else [])]
-        label = unchecked(inputs, 1)
+        label = shape_of(inputs, 1)
         return [F.op("_backward_SoftmaxOutput", *arrays, **non_defaults(self)), F.zeros_like(label)]
 
 
@@ -134,12 +138,12 @@ class BackwardSoftmaxOutput(_Backward, SoftmaxOutput, batch_wise=BatchWise.EACH)
         if self.out_grad:
             xp.multiply(out, inputs[2], out=out)
 
-    def valid_count(self, xp: Any, label: Array, dtype: DType) -> Array:
+    def valid_count(self, xp: ArrayNamespace, label: Array, dtype: DType) -> Array:
         """Return the number of valid labels, at least 1, as a 0-d array."""
         return xp.maximum((label != self.ignore_label).sum(), 1).astype(dtype)
 
-    def _from_classes(self, xp: Any, y: Array, label: Array, out: Array) -> None:
-        classes = label.astype(xp.int64)[:, None, :]
+    def _from_classes(self, xp: ArrayNamespace, y: Array, label: Array, out: Array) -> None:
+        classes = label.astype(np.int64)[:, None, :]
         # MXNet smooths labels only if there is one per row.
         alpha, others = 0.0 if self.multi_output else self.smooth_alpha, max(1, y.shape[1] - 1)
         xp.subtract(y, y.dtype.type(alpha / others), out=out)
@@ -191,11 +195,11 @@ class SoftmaxCrossEntropy(_LabelLayer, precision=Precision.FLOAT32):
         at_label = xp.take_along_axis(logits, index[:, None], axis=1)
         outputs[0][...] = (xp.log(xp.exp(logits).sum(axis=1, keepdims=True)) - at_label).sum()
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         data, label = inputs
         probabilities = F.softmax(data)
         step = F.op("_backward_SoftmaxOutput", probabilities, label)
-        return [heads[0] * step, F.zeros_like(unchecked(inputs, 1))]
+        return [heads[0] * step, F.zeros_like(shape_of(inputs, 1))]
 
 
 # -- regressions -------------------------------------------------------------------------------------------
@@ -213,20 +217,20 @@ class _Regression(NamedTuple):
     doc: str
 
 
-def _difference(xp: Any, y: Array, label: Array, out: Array) -> None:
+def _difference(xp: ArrayNamespace, y: Array, label: Array, out: Array) -> None:
     xp.subtract(y, label, out=out, casting="unsafe")
 
 
-def _sign(xp: Any, y: Array, label: Array, out: Array) -> None:
+def _sign(xp: ArrayNamespace, y: Array, label: Array, out: Array) -> None:
     xp.subtract(y, label, out=out, casting="unsafe")
     xp.sign(out, out=out)
 
 
-def _copy(xp: Any, x: Array, out: Array) -> None:
+def _copy(xp: ArrayNamespace, x: Array, out: Array) -> None:
     xp.copyto(out, x)
 
 
-def _logistic(xp: Any, x: Array, out: Array) -> None:
+def _logistic(xp: ArrayNamespace, x: Array, out: Array) -> None:
     xp.multiply(x, 0.5, out=out)
     xp.tanh(out, out=out)
     xp.multiply(out, 0.5, out=out)
@@ -273,9 +277,9 @@ def _register(row: _Regression) -> None:
         def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
             row.link(run.xp, inputs[0], outputs[0])
 
-        def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
             step = F.op(f"_backward_{row.name}", outputs[0], inputs[1], **non_defaults(self))
-            return [step, F.zeros_like(unchecked(inputs, 1))]
+            return [step, F.zeros_like(shape_of(inputs, 1))]
 
     @operator(f"_backward_{row.name}")
     class Backward(_Backward, no_gradient=row.derive is _sign, batch_wise=BatchWise.EACH):
@@ -323,9 +327,9 @@ class SVMOutput(_LabelLayer, is_loss=True, precision=Precision.FLOAT32, batch_wi
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.copyto(outputs[0], inputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         step = F.op("_backward_SVMOutput", outputs[0], inputs[1], **non_defaults(self))
-        return [step, F.zeros_like(unchecked(inputs, 1))]
+        return [step, F.zeros_like(shape_of(inputs, 1))]
 
 
 @operator("_backward_SVMOutput")
@@ -335,13 +339,13 @@ class BackwardSVMOutput(_Backward, SVMOutput):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, (y, label) = run.xp, inputs
         y = y.reshape(len(y), -1)
-        is_label = xp.arange(y.shape[1])[None, :] == label.astype(xp.int64)[:, None]
+        is_label = xp.arange(y.shape[1])[None, :] == label.astype(np.int64)[:, None]
         sign = xp.where(is_label, -1, 1).astype(y.dtype)
         slack = xp.maximum(self.margin + sign * y, 0)
         step = (slack > 0) if self.use_linear else 2 * slack
         outputs[0][...] = (sign * step * self.regularization_coefficient).reshape(outputs[0].shape)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [None, None] if self.use_linear else super().gradient(F, inputs, outputs, heads)
 
 
@@ -367,7 +371,7 @@ class MakeLoss(
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.copyto(outputs[0], inputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_backward_MakeLoss", outputs[0], **non_defaults(self))]
 
 
@@ -396,5 +400,5 @@ class PlainLoss(Operator, is_loss=True, passing=Passing.ALWAYS, precision=Precis
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.copyto(outputs[0], inputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        return [F.ones_like(unchecked(inputs, 0))]
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
+        return [F.ones_like(shape_of(inputs, 0))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -15,6 +15,7 @@ from flowmx.ops.nn.common import computing_dtype, expect_rank, non_defaults, scr
 from flowmx.ops.nn.convolution import check_layout, per_axis
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, describe, operator, option
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import BatchWise, Quantization
 
 _PART_BYTES = 1 << 20
@@ -42,7 +43,7 @@ class _Axis(NamedTuple):
                 last = start + (high - 1) * self.stride
                 yield (*prefix, slice(first, last + 1, self.stride)), (*prefix, slice(low, high))
 
-    def is_complete(self, where: Any) -> bool:
+    def is_complete(self, where: tuple[slice, ...]) -> bool:
         """Return whether a tap contributes to every window."""
         return bool(where[-1] == slice(0, self.windows))
 
@@ -53,7 +54,9 @@ class _Axis(NamedTuple):
         return [max(1, min(start + self.kernel, high) - max(start, low)) for start in starts]
 
 
-def _reduce(xp: Any, ufunc: Any, empty: float, data: Array, line: _Axis, out: Array) -> None:
+def _reduce(
+    xp: ArrayNamespace, ufunc: Callable[..., object], empty: float, data: Array, line: _Axis, out: Array
+) -> None:
     """Reduce the windows along one axis with ``maximum`` or ``add``."""
     taps = sorted(line.taps(), key=lambda tap: not line.is_complete(tap[1]))
     complete = sum(line.is_complete(where) for _, where in taps)
@@ -67,7 +70,7 @@ def _reduce(xp: Any, ufunc: Any, empty: float, data: Array, line: _Axis, out: Ar
         ufunc(out[where], data[source], out=out[where])
 
 
-def _spread_sum(xp: Any, head: Array, line: _Axis, data: Array) -> None:
+def _spread_sum(xp: ArrayNamespace, head: Array, line: _Axis, data: Array) -> None:
     """Add each window's gradient to all its elements, along one axis."""
     data.fill(0)
     for source, where in line.taps():
@@ -215,7 +218,7 @@ class Pooling(
         pad = (0,) * count if self.global_pool or not self.pad else self.pad
         return [_Axis(i + 1, kernel[i], stride[i], pad[i], size[i], out[i]) for i in range(count)]
 
-    def counts(self, xp: Any, lines: Sequence[_Axis], dtype: Any) -> Array:
+    def counts(self, xp: ArrayNamespace, lines: Sequence[_Axis], dtype: Any) -> Array:
         """Return the number of elements that each window averages, (*out), or (*out, 1) with the channels last."""
         total: Array = xp.ones((), dtype)
         for line in lines:
@@ -244,7 +247,7 @@ class Pooling(
                 _root(xp, self.p_value, total)
             result[part] = total
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_backward_Pooling", heads[0], inputs[0], outputs[0], **non_defaults(self))]
 
 
@@ -297,7 +300,7 @@ class BackwardPooling(Pooling, hidden=True, quantized=None, batch_wise=BatchWise
             xp.multiply(head, data.astype(dtype) ** power, out=head)
         out[...] = head
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         if self.pool_type == "max":
             return [F.op("_Pooling_at_maxima", heads[0], inputs[1], **non_defaults(self)), None, None]
         if self.pool_type == "lp" and self.p_value != 1:
@@ -322,12 +325,12 @@ class PoolingAtMaxima(Pooling, hidden=True, quantized=None):
             values, data = _first_maxima(xp, values, data, line)
         xp.copyto(out, values)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         maxima = F.op("Pooling", inputs[1], **non_defaults(self))
         return [F.op("_backward_Pooling", heads[0], inputs[1], maxima, **non_defaults(self)), None]
 
 
-def _first_maxima(xp: Any, values: Array, data: Array, line: _Axis) -> tuple[Array, Array]:
+def _first_maxima(xp: ArrayNamespace, values: Array, data: Array, line: _Axis) -> tuple[Array, Array]:
     """Return the values at the first maximum of each window along one axis, and the maxima."""
     selected = xp.zeros(_pooled_shape(values.shape, line), values.dtype)
     best = xp.full(selected.shape, lowest(data.dtype), data.dtype)
@@ -347,7 +350,7 @@ def _parts(planes: Array) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
-def _root(xp: Any, p: int | None, total: Array) -> None:
+def _root(xp: ArrayNamespace, p: int | None, total: Array) -> None:
     """Take the p-th root, in place."""
     if p == 2:
         xp.sqrt(total, out=total)

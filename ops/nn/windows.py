@@ -96,11 +96,12 @@ class _Plan:
         g, steps = self.g, planes.strides
         kernel_steps = tuple(d * s for d, s in zip(g.dilate, steps[1:-1], strict=True))
         out_steps = tuple(d * s for d, s in zip(g.stride, steps[1:-1], strict=True))
-        return self.run.xp.lib.stride_tricks.as_strided(
+        result: Array = self.run.xp.lib.stride_tricks.as_strided(
             planes[:, rows.start * g.stride[0] :],
             (self.channels, *g.kernel, rows.stop - rows.start, *self.out[1:], planes.shape[-1]),
             (steps[0], *kernel_steps, *out_steps, steps[-1]),
         )
+        return result
 
     def columns(self, planes: Array, rows: slice) -> Array:
         """Return the windows as matrices: (groups, C/groups · kernel, rows · out[1:] · n)."""
@@ -169,7 +170,7 @@ def spread(run: Run, g: Geometry, head: Array, weight: Array, data: Array) -> No
             taps = columns.reshape(windows.shape)
             # One tap at a time: the positions of one tap never overlap.
             for tap in itertools.product(*map(range, g.kernel)):
-                where = (slice(None), *tap)
+                where: tuple[slice | int, ...] = (slice(None), *tap)
                 run.xp.add(windows[where], taps[where], out=windows[where])
         run.xp.copyto(target[..., chunk], plan.interior(planes), casting="unsafe")
 

@@ -28,6 +28,7 @@ from flowmx.ops.registry.operators import (
     required,
     same_shape,
 )
+from flowmx.ops.registry.tensors import ArrayNamespace
 
 Inferred = tuple[list[ShapeOrNone], list[ShapeOrNone]]
 InferredTypes = tuple[list[DType | None], list[DType | None]]
@@ -68,7 +69,7 @@ def direction_fast(run: Run, p: Any, inputs: Sequence[Array], out: Array) -> Non
 _OF_DIRECTION = ("beta1", "beta2", "epsilon", "bias_correction", "rescale_grad", "clip_gradient")
 
 
-def _step(xp: Any, p: Any, lr: float, w: Array, g: Array, norms: tuple[float, float], out: Array) -> None:
+def _step(xp: ArrayNamespace, p: Any, lr: float, w: Array, g: Array, norms: tuple[float, float], out: Array) -> None:
     """Compute the step along a direction, which is overwritten, from the norms of weight and direction."""
     weight_norm, direction_norm = norms
     if p.lower_bound > 0:
@@ -163,7 +164,7 @@ class _Many(Group):
                 xp.copyto(out, w, casting="unsafe")
 
 
-def _norm(xp: Any, array: Array) -> float:
+def _norm(xp: ArrayNamespace, array: Array) -> float:
     return math.sqrt(sum_of_squares(xp, array))
 
 

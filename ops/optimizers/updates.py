@@ -16,6 +16,7 @@ from flowmx.ops.nn.common import blocks, computing_dtype
 from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.kernels import kernel_for
 from flowmx.ops.registry.operators import Array, Operator, Run, describe, operator, option, required
+from flowmx.ops.registry.tensors import ArrayNamespace
 
 
 class Rule(NamedTuple):
@@ -170,7 +171,7 @@ def update_fast(run: Run, rule: Rule, p: Any, mixed: bool, inputs: Sequence[Arra
     update_many(run, [WeightUpdate(rule, p, mixed, inputs, out)])
 
 
-def sum_of_squares(xp: Any, array: Array) -> float:
+def sum_of_squares(xp: ArrayNamespace, array: Array) -> float:
     """Return the square of an array's norm, summed in at least float32."""
     flat = array.reshape(-1)
     if flat.dtype.itemsize < 4:

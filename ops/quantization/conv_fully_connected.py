@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,7 +24,8 @@ from flowmx.ops.quantization.ranges import (
     scale_of,
 )
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, describe
+from flowmx.ops.registry.operators import Array, Form, Run, Shape, ShapeOrNone, describe
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import Precision
 
 _INPUTS = describe(
@@ -56,7 +57,7 @@ class _Product(Quantized, skips=True, requantizes=True):
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return self.with_types(dtypes, [(INT8, UINT8), *[(INT8,)] * (self.ranges_from() - 1)], INT32)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> Any:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         raise NotImplementedError
 
 
@@ -112,7 +113,7 @@ class QuantizedFullyConnected(_Product, FullyConnected, precision=Precision.GIVE
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
         return FullyConnected.cost(self, inputs, outputs)
 
-    def bound(self, xp: Any, in_forms: Any, out_forms: Any) -> None:
+    def bound(self, xp: ArrayNamespace, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> None:
         return None
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

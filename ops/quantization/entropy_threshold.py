@@ -33,7 +33,7 @@ def _total(values: Array) -> np.float32:
 
 def _merge_bins(values: Array, levels: int, width: int) -> Array:
     """Return the sums of ``width`` neighbouring bins; the last level also gets the remaining bins."""
-    sums = values[: levels * width].reshape(levels, width).sum(axis=1)
+    sums: Array = values[: levels * width].reshape(levels, width).sum(axis=1)
     sums[-1] += values[levels * width :].sum()
     return sums
 
@@ -120,7 +120,7 @@ def _estimates(counts: Array, levels: int) -> Array:
         means = np.where(is_empty, float(_EPS), means - reduction_q[:, None])
         cross = (inside * np.log(means)).sum(axis=1)
         total = (means * bins * ~is_empty).sum(axis=1) + reduction_q * count_q
-        divergences = (entropy - cross) / values_before[-1] + np.log(total / values_before[-1])
+        divergences: Array = (entropy - cross) / values_before[-1] + np.log(total / values_before[-1])
     divergences[(reduction >= _CONVERGENCE_LIMIT) | ~np.isfinite(divergences)] = -np.inf
     return divergences
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from flowmx.ops.quantization.ranges import INT8, scale_of
 from flowmx.ops.registry.operators import Array
+from flowmx.ops.registry.tensors import ArrayNamespace
 
 _HALF_OF_INT32 = np.float32(2147483647) / 2
 
@@ -28,7 +29,9 @@ class Filters(NamedTuple):
     bias: Array | None
 
 
-def quantize_filters(xp: Any, weight: Array, bias: Array | None, data_scale: np.float32, by_channel: bool) -> Filters:
+def quantize_filters(
+    xp: ArrayNamespace, weight: Array, bias: Array | None, data_scale: np.float32, by_channel: bool
+) -> Filters:
     """Quantize a weight and a bias to int8 filters."""
     rows = weight.reshape(len(weight), -1)
     sizes = xp.maximum(rows.max(axis=1), -rows.min(axis=1)) if rows.size else xp.zeros(len(weight), np.float32)
@@ -48,6 +51,6 @@ def quantize_filters(xp: Any, weight: Array, bias: Array | None, data_scale: np.
     return Filters(steps.reshape(weight.shape).astype(np.int8), scales, size, bias)
 
 
-def round_half_away(xp: Any, values: Array) -> Array:
+def round_half_away(xp: ArrayNamespace, values: Array) -> Array:
     """Round to the nearest integers, halves away from zero."""
     return xp.trunc(values + xp.copysign(np.float32(0.5), values))

@@ -21,7 +21,8 @@ from flowmx.ops.nn.linear import FullyConnected, as_matrix
 from flowmx.ops.quantization.ranges import INT8, INT32, UINT8, InferredTypes, known_types, round_into
 from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.kernels import compute_operator
-from flowmx.ops.registry.operators import Array, Operator, Run, Shape, family, operator, option
+from flowmx.ops.registry.operators import Array, Form, Operator, Run, Shape, family, operator, option
+from flowmx.ops.registry.tensors import ArrayNamespace
 from flowmx.ops.registry.traits import BatchWise
 
 __all__ = [
@@ -117,7 +118,7 @@ class Int8FullyConnected(Int8, FullyConnected, batch_wise=BatchWise.OWN):
 
     bias_axis = FullyConnected.bias_axis
 
-    def bound(self, xp: Any, in_forms: Any, out_forms: Any) -> None:
+    def bound(self, xp: ArrayNamespace, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> None:
         return None
 
     def sums(self, run: Run, data: Array, weight: Array, shape: Shape) -> Array:
@@ -125,7 +126,8 @@ class Int8FullyConnected(Int8, FullyConnected, batch_wise=BatchWise.OWN):
         dtype = np.float32 if _largest(run.xp, data, weight) < _EXACT else np.float64
         out = run.xp.empty((len(rows), len(weight)), dtype)
         matmul(run, rows.astype(dtype), weight.astype(dtype).T, out)
-        return out.reshape(shape)
+        result: Array = out.reshape(shape)
+        return result
 
 
 @family
@@ -167,7 +169,7 @@ def convolve_int8(
     return out
 
 
-def _empty_in_layout_of(xp: Any, data: Array, shape: Shape) -> Array:
+def _empty_in_layout_of(xp: ArrayNamespace, data: Array, shape: Shape) -> Array:
     """Return an empty int32 array, with the channels contiguous in memory if those of the data are."""
     rank = len(shape)
     if data.ndim != rank or data.strides[1] != data.itemsize or rank < 3:
@@ -183,13 +185,13 @@ def multiply_int8(run: Run, data: Array, weight: Array) -> Array:
         data: int8 or uint8.
         weight: int8.
     """
-    out = run.xp.empty((len(data), len(weight)), INT32)
+    out: Array = run.xp.empty((len(data), len(weight)), INT32)
     layer = Int8FullyConnected.create(num_hidden=len(weight), no_bias=True, unsigned=data.dtype == UINT8)
     compute_operator(layer, run, [data, weight], [out])
     return out
 
 
-def _largest(xp: Any, data: Array, weight: Array) -> float:
+def _largest(xp: ArrayNamespace, data: Array, weight: Array) -> float:
     """Return an upper bound of the sums for any data."""
     rows = weight.reshape(len(weight), -1)
     limit = float(xp.abs(rows.astype(np.float32)).sum(axis=1).max()) if rows.size else 0.0
@@ -199,7 +201,7 @@ def _largest(xp: Any, data: Array, weight: Array) -> float:
 def _convolve(run: Run, op: Operator, data: Array, weight: Array, shape: Shape) -> Array:
     xp, channels = run.xp, data.shape[1]
     if _largest(run.xp, data, weight) < _EXACT:
-        out = xp.empty(shape, np.float32)
+        out: Array = xp.empty(shape, np.float32)
         compute_operator(op, run, [data.astype(np.float32), weight], [out])
         return out
     if channels != weight.shape[1] or channels == 1:  # groups, whose sums are short, or a huge window

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from flowmx.ops.quantization.zero_point import BytesPooling
 from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.kernels import compute_operator
 from flowmx.ops.registry.operators import Array, Run, ShapeOrNone, describe, family, option, same_shape
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import Passing, Precision
 
 _RANGE_DOCS = describe(
@@ -68,7 +69,7 @@ class _Unary(Quantized):
     def known_range(self, dtypes: Sequence[DType], ranges: Sequence[Range | None]) -> Range | None:
         return ranges[0]
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> Any:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         raise NotImplementedError
 
 
@@ -397,5 +398,5 @@ class QuantizedEmbedding(Quantized, Embedding):
         Embedding.forward(self, run, inputs[:2], outputs[:1])
         put_range(outputs, *inputs[2:])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> Any:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         raise NotImplementedError

@@ -7,7 +7,7 @@ with a scale per unit of each gate.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from flowmx.ops.recurrent.layout import Weights
 from flowmx.ops.recurrent.rnn import RNN, in_direction, rows_of
 from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, describe, option
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import Precision
 
 __all__ = [
@@ -186,11 +187,11 @@ class QuantizedRNN(
             x = xp.concatenate(states, axis=2)
         outputs[0][...] = _real(x, scale, shift)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> Any:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         raise NotImplementedError
 
 
-def steps_of(xp: Any, sides: Sequence[Weights]) -> Array:
+def steps_of(xp: ArrayNamespace, sides: Sequence[Weights]) -> Array:
     """Return the quantization steps of the weights per unit of each gate, from the largest weight in any direction."""
     sizes = [xp.abs(weight).max(axis=1) for side in sides for weight in (side.input, side.recurrent)]
     largest = xp.stack(sizes).max(axis=0)
@@ -231,15 +232,16 @@ class _Direction:
         out = self._xp.empty((len(numbers), len(weight)), np.float64)
         matmul(self._run, numbers.astype(np.float64), weight.T.astype(np.float64), out)
         out -= weight.sum(axis=1, dtype=np.float64) * float(self._shift)
-        return (out / self._unit).astype(np.float32)
+        result: Array = (out / self._unit).astype(np.float32)
+        return result
 
     def _bytes(self, values: Array) -> Array:
-        out = self._xp.empty(values.shape, UINT8)
+        out: Array = self._xp.empty(values.shape, UINT8)
         round_into(self._xp, values * self._scale + self._shift, out)
         return out
 
 
-def _sigmoid(xp: Any, x: Array) -> Array:
+def _sigmoid(xp: ArrayNamespace, x: Array) -> Array:
     return xp.tanh(x * np.float32(0.5)) * np.float32(0.5) + np.float32(0.5)
 
 

@@ -15,6 +15,7 @@ from flowmx.errors import TypeInferenceError
 from flowmx.ops.nn.common import expect_shape
 from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
 from flowmx.ops.registry.operators import Array, Operator, ShapeOrNone, merge, operator
+from flowmx.ops.registry.tensors import ArrayNamespace
 
 __all__ = [
     "INT8", "INT32", "RANGE", "UINT8", "Inferred", "InferredTypes", "Quantized", "Range", "backwards",
@@ -75,7 +76,7 @@ def put_range(outputs: Sequence[Array], low: Any, high: Any) -> None:
     outputs[2][...] = high
 
 
-def round_into(xp: Any, values: Array, out: Array) -> None:
+def round_into(xp: ArrayNamespace, values: Array, out: Array) -> None:
     """Round to the nearest integers, halves to even, and clip to the output's dtype; overwrite ``values``."""
     ends = np.iinfo(out.dtype)
     xp.rint(values, out=values)

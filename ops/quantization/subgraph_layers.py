@@ -52,6 +52,7 @@ from flowmx.ops.quantization.ranges import (
 from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
 from flowmx.ops.registry.kernels import compute_operator
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, family, option
+from flowmx.ops.registry.tensors import ArrayNamespace
 from flowmx.ops.registry.traits import Quantization
 
 MAX_INT8 = 127.0
@@ -194,7 +195,7 @@ class SubgraphLayer(Operator, hidden=True, no_gradient=True, heavy=True, multipl
         """Compute on quantized arrays."""
         raise NotImplementedError
 
-    def filters(self, xp: Any, arrays: dict[str, Array], data_scale: np.float32) -> Filters:
+    def filters(self, xp: ArrayNamespace, arrays: dict[str, Array], data_scale: np.float32) -> Filters:
         """Return the quantized weight and bias, from the inputs by name, for data with this scale."""
         raise NotImplementedError
 
@@ -311,10 +312,10 @@ class SubgraphConvolution(SubgraphLayer):
     def parameters_read(self) -> tuple[str, ...]:
         return self.array_names()[1 : len(self.array_names()) - self.with_sum]
 
-    def filters(self, xp: Any, arrays: dict[str, Array], data_scale: np.float32) -> Filters:
+    def filters(self, xp: ArrayNamespace, arrays: dict[str, Array], data_scale: np.float32) -> Filters:
         return quantize_filters(xp, *self._fold_batch_norm(xp, arrays), data_scale, self.calibrated is not None)
 
-    def _fold_batch_norm(self, xp: Any, arrays: dict[str, Array]) -> tuple[Array, Array | None]:
+    def _fold_batch_norm(self, xp: ArrayNamespace, arrays: dict[str, Array]) -> tuple[Array, Array | None]:
         """Return filters and bias with BatchNorm folded in."""
         weight, bias, norm = arrays["weight"], arrays.get("bias"), self.norm
         if norm is None:
@@ -341,7 +342,7 @@ class SubgraphConvolution(SubgraphLayer):
         )
         return form
 
-    def range_free_filters(self, xp: Any, arrays: dict[str, Array]) -> Filters:
+    def range_free_filters(self, xp: ArrayNamespace, arrays: dict[str, Array]) -> Filters:
         """Return filters that depend on no range, for an uncalibrated output; the bias stays in floating point."""
         weight, bias = self._fold_batch_norm(xp, arrays)
         return quantize_filters(xp, weight, None, np.float32(1), False)._replace(bias=bias)
@@ -459,7 +460,7 @@ class SubgraphProduct(SubgraphLayer):
         to_bytes = QuantizeV2.create(out_type=name_of(kinds[-1]), min_calib_range=low, max_calib_range=high)
         return form._replace(after=(then, to_bytes))
 
-    def filters(self, xp: Any, arrays: dict[str, Array], data_scale: np.float32) -> Filters:
+    def filters(self, xp: ArrayNamespace, arrays: dict[str, Array], data_scale: np.float32) -> Filters:
         if self.channel_wise_quantize:
             return quantize_filters(xp, arrays["weight"], arrays.get("bias"), data_scale, True)
         size = magnitude(arrays["min_weight"], arrays["max_weight"])

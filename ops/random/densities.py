@@ -19,6 +19,7 @@ from flowmx.ops.math.special_gamma import gammaln
 from flowmx.ops.nn.common import computing_dtype, expect_rank, expect_shape, needs_gradient
 from flowmx.ops.registry.dtypes import DType, is_floating, name_of
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, operator, option
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensor, Tensors
 from flowmx.ops.registry.traits import Precision
 
 Slope = Callable[..., Any]
@@ -42,47 +43,52 @@ class _Density(NamedTuple):
 # -- the distributions -------------------------------------------------------------------------------------
 
 
-def _lgamma(xp: Any, x: Array) -> Array:
+def _lgamma(xp: ArrayNamespace, x: Array) -> Array:
     out = xp.empty(x.shape)
     gammaln(xp, x, out)
     return out
 
 
-def _psi(F: Any, x: Any) -> Any:
+def _psi(F: Functions, x: Tensor) -> Tensor:
     return F.op("_polygamma", x)
 
 
-def _log_normal(xp: Any, x: Array, mu: Array, sigma: Array) -> Array:
+def _log_normal(xp: ArrayNamespace, x: Array, mu: Array, sigma: Array) -> Array:
     return -0.5 * ((x - mu) / sigma) ** 2 - xp.log(sigma) - 0.5 * math.log(2 * math.pi)
 
 
-def _log_gamma(xp: Any, x: Array, alpha: Array, beta: Array) -> Array:
-    return (alpha - 1) * xp.log(x) - beta * x + (alpha * xp.log(beta) - _lgamma(xp, alpha))
+def _log_gamma(xp: ArrayNamespace, x: Array, alpha: Array, beta: Array) -> Array:
+    result: Array = (alpha - 1) * xp.log(x) - beta * x + (alpha * xp.log(beta) - _lgamma(xp, alpha))
+    return result
 
 
-def _log_poisson(xp: Any, x: Array, lam: Array) -> Array:
+def _log_poisson(xp: ArrayNamespace, x: Array, lam: Array) -> Array:
     return x * xp.log(lam) - lam - _lgamma(xp, x + 1)
 
 
-def _log_negative_binomial(xp: Any, x: Array, k: Array, p: Array) -> Array:
+def _log_negative_binomial(xp: ArrayNamespace, x: Array, k: Array, p: Array) -> Array:
     log_count = _lgamma(xp, x + k) - _lgamma(xp, x + 1) - _lgamma(xp, k)
-    return log_count + k * xp.log(p) + x * xp.log1p(-p)
+    result: Array = log_count + k * xp.log(p) + x * xp.log1p(-p)
+    return result
 
 
-def _log_dirichlet(xp: Any, x: Array, alpha: Array) -> Array:
+def _log_dirichlet(xp: ArrayNamespace, x: Array, alpha: Array) -> Array:
     norm = _lgamma(xp, alpha.sum(axis=-1)) - _lgamma(xp, alpha).sum(axis=-1)
-    return ((alpha - 1) * xp.log(x)).sum(axis=-1) + norm
+    result: Array = ((alpha - 1) * xp.log(x)).sum(axis=-1) + norm
+    return result
 
 
-def _slope_dispersion(F: Any, S: Any, x: Any, mu: Any, alpha: Any) -> Any:
+def _slope_dispersion(F: Functions, S: Callable[[Tensor], Tensor], x: Tensor, mu: Tensor, alpha: Tensor) -> Tensor:
     k, scale = 1.0 / alpha, mu * alpha + 1.0
     constant = (F.log(scale) + _psi(F, k)) * k * k - mu * k / scale
-    return S(constant) + x * S(k / scale) - _psi(F, x + S(k)) * S(k * k)
+    result: Tensor = S(constant) + x * S(k / scale) - _psi(F, x + S(k)) * S(k * k)
+    return result
 
 
-def _slope_concentration(F: Any, S: Any, x: Any, alpha: Any) -> Any:
+def _slope_concentration(F: Functions, S: Callable[[Tensor], Tensor], x: Tensor, alpha: Tensor) -> Tensor:
     total = F.sum(alpha, axis=-1, keepdims=True)
-    return F.log(x) + S(F.broadcast_sub(_psi(F, total), _psi(F, alpha)))
+    result: Tensor = F.log(x) + S(F.broadcast_sub(_psi(F, total), _psi(F, alpha)))
+    return result
 
 
 _DENSITIES = [
@@ -216,7 +222,7 @@ class _DensityOperator(Operator, precision=Precision.WIDEST):
         log = self.distribution.log(run.xp, sample, *parameters)
         outputs[0][...] = log if self.is_log else run.xp.exp(log)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         sample, vectors = inputs[0], self.distribution.vectors
 
         def spread(parameter: Any, vectors: bool = vectors) -> Any:

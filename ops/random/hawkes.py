@@ -15,6 +15,7 @@ from flowmx.ops.math.reduce import widen
 from flowmx.ops.nn.common import expect_shape
 from flowmx.ops.registry.dtypes import FLOAT32, DType, is_floating
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, describe, operator
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import Precision
 
 _NAMES = ("lda", "alpha", "beta", "state", "lags", "marks", "valid_length", "max_time")
@@ -46,7 +47,7 @@ class _Hawkes(Operator):
 class _Events:
     """The events in order: the samples that have the event, its mark, and the time since the last one of the mark."""
 
-    def __init__(self, xp: Any, inputs: Sequence[Array]) -> None:
+    def __init__(self, xp: ArrayNamespace, inputs: Sequence[Array]) -> None:
         self.xp = xp
         numbers = [widen(array) for array in (*inputs[:5], *inputs[6:])]
         floats = [array if is_floating(array.dtype) else array.astype(FLOAT32) for array in numbers]
@@ -111,7 +112,7 @@ class HawkesLL(_Hawkes, precision=Precision.FLOAT32):
         outputs[0][...] = likelihood
         outputs[1][...] = events.state
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [*F.op("_contrib_backward_hawkesll", heads[0], *inputs), *[None] * 5]
 
 

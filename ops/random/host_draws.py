@@ -7,9 +7,11 @@ device, and tests on the CPU cover GPUs too.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+
+from flowmx.ops.registry.tensors import ArrayNamespace
 
 
 class HostGenerator:
@@ -20,7 +22,7 @@ class HostGenerator:
         xp: the namespace, such as cupy.
     """
 
-    def __init__(self, generator: np.random.Generator, xp: Any) -> None:
+    def __init__(self, generator: np.random.Generator, xp: ArrayNamespace) -> None:
         self._generator = generator
         self._xp = xp
 
@@ -34,11 +36,11 @@ class HostGenerator:
         return draw
 
 
-def generator_for(generator: Any, xp: Any) -> Any:
+def generator_for(generator: np.random.Generator, xp: ArrayNamespace) -> np.random.Generator:
     """Return a generator for a namespace: a :class:`HostGenerator` if a NumPy generator serves a device."""
     if xp is np or not isinstance(generator, np.random.Generator):
         return generator
-    return HostGenerator(generator, xp)
+    return cast("np.random.Generator", HostGenerator(generator, xp))
 
 
 def _to_host(value: Any) -> Any:

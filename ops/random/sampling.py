@@ -28,6 +28,7 @@ from flowmx.ops.registry.operators import (
     required,
     same_shape,
 )
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 
 Draw = Callable[..., Any]
 _INT32: DType = np.dtype(np.int32)
@@ -276,7 +277,7 @@ class SampleMultinomial(Operator, uses_random=True):
         if self.get_prob:
             outputs[1][...] = xp.log(xp.take_along_axis(rows, classes, axis=1)).reshape(outputs[1].shape)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         if not self.get_prob:
             return [F.zeros_like(inputs[0])]
         return [F.op("_backward_sample_multinomial", heads[1], inputs[0], outputs[0])]

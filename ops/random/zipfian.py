@@ -10,9 +10,12 @@ from flowmx.errors import ParameterError
 from flowmx.ops.arrays.linear import Inferred, InferredTypes
 from flowmx.ops.registry.dtypes import BY_NAME, DType
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.registry.tensors import Functions, Tensor
 
 
-def candidates(F: Any, true_classes: Any, count: int, range_max: int, **options: Any) -> tuple[Any, Any, Any]:
+def candidates(
+    F: Functions, true_classes: Tensor, count: int, range_max: int, **options: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     """Draw classes c below ``range_max`` with P(c) = log((c + 2)/(c + 1)) / log(range_max + 1).
 
     Args:
@@ -29,7 +32,7 @@ def candidates(F: Any, true_classes: Any, count: int, range_max: int, **options:
     draws = F.op("_random_uniform", low=0.0, high=width, shape=(count,), dtype="float64", **options)
     samples = F.op("_mod_scalar", F.Cast(F.exp(draws) - 1.0, dtype="int64"), scalar=range_max)
 
-    def expected(classes: Any) -> Any:
+    def expected(classes: Tensor) -> Tensor:
         ranks = F.Cast(classes, dtype="float64")
         return F.log((ranks + 2.0) / (ranks + 1.0)) * (count / width)
 
@@ -75,4 +78,5 @@ class SampleUniqueZipfian(Operator, uses_random=True, no_gradient=True):
 
     def _draw(self, run: Run, count: int) -> Array:
         draws = run.xp.exp(run.random.random(count) * math.log(self.range_max + 1))
-        return (draws - 1).astype("int64") % self.range_max
+        result: Array = (draws - 1).astype("int64") % self.range_max
+        return result

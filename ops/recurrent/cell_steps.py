@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from flowmx.ops.arrays.linear import Inferred
 from flowmx.ops.math.special import sigmoid
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, operator
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 
 
 def split_gates(values: Any, count: int) -> list[Any]:
@@ -47,7 +48,7 @@ class CellOperator(Operator, hidden=True):
         xp = run.xp
 
         def gate(x: Array) -> Array:
-            out = xp.empty_like(x)
+            out: Array = xp.empty_like(x)
             sigmoid(xp, x, out)
             return out
 
@@ -89,7 +90,7 @@ class GRUStep(CellOperator, hidden=True):
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, [shapes[2]]
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return list(F.op("_backward_gru_step", heads[0], *inputs))
 
 
@@ -109,7 +110,7 @@ class BackwardGRUStep(CellOperator, hidden=True):
     def infer_type(self, dtypes: list[Any]) -> tuple[list[Any], list[Any]]:
         return dtypes, dtypes[1:]
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         # The operator computes head · J. For heads p, the gradient of head is J p; the others are those of head·(J p).
         head, i2h, h2h, state = inputs
         i_r, i_z, i_n = F.split(i2h, num_outputs=3, axis=1)
@@ -167,7 +168,7 @@ class LSTMStep(CellOperator, hidden=True):
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, [shapes[2], shapes[2]]
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         gates, cell = F.op("_backward_lstm_step", *heads, *inputs)
         return [gates, gates, cell]
 
@@ -188,7 +189,7 @@ class BackwardLSTMStep(CellOperator, hidden=True):
     def infer_type(self, dtypes: list[Any]) -> tuple[list[Any], list[Any]]:
         return dtypes, [dtypes[2], dtypes[4]]
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         # As for the GRU.
         head, cell_head, i2h, h2h, cell = inputs
         i, f, g, o = F.split(i2h + h2h, num_outputs=4, axis=1)

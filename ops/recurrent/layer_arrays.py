@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 from flowmx.ops.math.matmul import FixedFactorProduct, fixed_factor_product
 from flowmx.ops.registry.operators import Array, Run
+from flowmx.ops.registry.tensors import ArrayNamespace
 
 
 class LayerArrays(NamedTuple):
@@ -58,7 +59,8 @@ class LayerArrays(NamedTuple):
 
     def cell_before(self, step: int) -> Array:
         """Return an LSTM's cell before a step."""
-        return self.cell_states[0, step - 1] if step else self.cell
+        cell = self.cell_states[0, step - 1] if step else self.cell
+        return cast("Array", cell)
 
 
 class GateGradients(NamedTuple):
@@ -75,7 +77,7 @@ class GateGradients(NamedTuple):
     projected: Array | None
 
 
-def keep_ended(xp: Any, layer: LayerArrays, step: int, *pairs: tuple[Array, Array]) -> None:
+def keep_ended(xp: ArrayNamespace, layer: LayerArrays, step: int, *pairs: tuple[Array, Array]) -> None:
     """Keep the old values where a sequence has ended (pairs of new and old)."""
     if layer.running is not None:
         ended = layer.running[step] == 0
@@ -83,7 +85,7 @@ def keep_ended(xp: Any, layer: LayerArrays, step: int, *pairs: tuple[Array, Arra
             xp.copyto(new, old, where=ended)
 
 
-def take_ended_gradients(xp: Any, layer: LayerArrays, step: int, *grads: Array) -> list[Array]:
+def take_ended_gradients(xp: ArrayNamespace, layer: LayerArrays, step: int, *grads: Array) -> list[Array]:
     """Remove and return the gradients of ended sequences, which bypass the step."""
     if layer.running is None:
         return []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from flowmx.errors import ParameterError
 from flowmx.ops.arrays.linear import Inferred, InferredTypes
@@ -32,6 +32,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors, as_list
 from flowmx.ops.registry.traits import Precision, Quantization
 
 ROWS = 512
@@ -227,7 +228,8 @@ class RNN(
         x, mask = reserves[layer - 1].hidden, reserves[layer].mask
         if mask is None:
             return x
-        return run.xp.multiply(x, mask, out=scratch(run, "rnn input", x.shape, x.dtype))
+        result: Array = run.xp.multiply(x, mask, out=scratch(run, "rnn input", x.shape, x.dtype))
+        return result
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, values, reserve = run.xp, self.read_inputs(run, inputs), outputs[-1]
@@ -268,12 +270,13 @@ class RNN(
         if keep:
             mask /= keep
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         by_name = dict(zip(self.inputs(), list(inputs), strict=True))
         head_names = {f"{name}_head": head for name, head in zip(self.outputs(), heads, strict=False)}
-        gradients = F.op(
+        results = F.op(
             "_backward_RNN", **head_names, **by_name, reserve=outputs[len(self.outputs()) - 1], **non_defaults(self)
         )
+        gradients = as_list(results)
         return [*gradients, *[None] * (len(by_name) - len(gradients))]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 from flowmx.ops.arrays.linear import Inferred, InferredTypes
 from flowmx.ops.math.conversion import as_type
@@ -15,6 +15,7 @@ from flowmx.ops.recurrent.layout import Weights
 from flowmx.ops.recurrent.rnn import RNN, ROWS, in_direction, rows_of
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, operator
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 
 
 @operator("_backward_RNN")
@@ -90,8 +91,12 @@ class BackwardRNN(RNN, hidden=True, skips=False, uses_random=False, mode_matters
         projected = None
         if arrays.projection is not None:
             projected = scratch(run, "rnn projected", arrays.hidden.shape, dtype)
-        in_order = [None if array is None else in_direction(array, direction) for array in (outer, inner, projected)]
-        time_loops.backward(self.mode, run, arrays, heads, states[0], states[1], GateGradients(*in_order))
+        in_order = GateGradients(
+            in_direction(outer, direction),
+            in_direction(inner, direction),
+            None if projected is None else in_direction(projected, direction),
+        )
+        time_loops.backward(self.mode, run, arrays, heads, states[0], states[1], in_order)
         return GateGradients(outer, inner, projected)
 
     def _add_weight_gradients(
@@ -115,9 +120,9 @@ class BackwardRNN(RNN, hidden=True, skips=False, uses_random=False, mode_matters
         if grads.projection is not None:
             unprojected = arrays.gates[..., -self.state_size :] * arrays.cell_states[1]
             unprojected, projected = in_direction(unprojected, direction), gate_grads.projected
-            matmul(run, rows_of(projected).T, rows_of(unprojected), grads.projection)
+            matmul(run, rows_of(cast("Array", projected)).T, rows_of(unprojected), grads.projection)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         raise NotImplementedError  # no second order
 
 

@@ -21,6 +21,7 @@ from flowmx.ops.recurrent.layer_arrays import (
     take_ended_gradients,
 )
 from flowmx.ops.registry.operators import Array, Run
+from flowmx.ops.registry.tensors import ArrayNamespace
 
 _FACTOR_BYTES = 1 << 19
 """Bytes of gates that the backward loop prepares at a time, so that they are in the cache."""
@@ -67,7 +68,7 @@ def backward(
     _BACKWARD[mode](run, layer, heads, state, cell, grads)
 
 
-def _sigmoid(xp: Any, x: Array) -> None:
+def _sigmoid(xp: ArrayNamespace, x: Array) -> None:
     """Compute the sigmoid in place by tanh, which is vectorized."""
     x *= 0.5
     xp.tanh(x, out=x)
@@ -100,19 +101,19 @@ def _simple_forward(activate: Callable[[Any, Array], None], run: Run, layer: Lay
         keep_ended(run.xp, layer, step, (hidden, layer.output_before(step)))
 
 
-def _relu(xp: Any, x: Array) -> None:
+def _relu(xp: ArrayNamespace, x: Array) -> None:
     xp.maximum(x, 0, out=x)
 
 
-def _tanh(xp: Any, x: Array) -> None:
+def _tanh(xp: ArrayNamespace, x: Array) -> None:
     xp.tanh(x, out=x)
 
 
-def _relu_slope(xp: Any, y: Array, out: Array) -> None:
+def _relu_slope(xp: ArrayNamespace, y: Array, out: Array) -> None:
     xp.greater(y, 0, out=out, casting="unsafe")
 
 
-def _tanh_slope(xp: Any, y: Array, out: Array) -> None:
+def _tanh_slope(xp: ArrayNamespace, y: Array, out: Array) -> None:
     xp.multiply(y, y, out=out)
     xp.subtract(1, out, out=out)
 
@@ -171,7 +172,7 @@ def lstm_forward(run: Run, layer: LayerArrays) -> None:
         )
 
 
-def _clip(xp: Any, cell: Array, layer: LayerArrays) -> None:
+def _clip(xp: ArrayNamespace, cell: Array, layer: LayerArrays) -> None:
     assert layer.clip is not None
     low, high = layer.clip
     # fmax and fmin ignore NaN.

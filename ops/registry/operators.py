@@ -46,6 +46,7 @@ from flowmx.ops.random.host_draws import generator_for
 from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
 from flowmx.ops.registry.parameters import MISSING, Parameter, Shape, declare, option, required
 from flowmx.ops.registry.spec import Spec, size
+from flowmx.ops.registry.tensors import Array, ArrayNamespace, Functions, Gradients, Tensor, Tensors, UfuncCall
 from flowmx.ops.registry.traits import BatchParts, BatchWise, Traits
 from flowmx.suggestions import EQUIVALENTS, did_you_mean
 
@@ -71,8 +72,6 @@ __all__ = [
     "same_shape",
 ]  # fmt: skip
 
-Array = Any
-"""A NumPy or CuPy array."""
 Form = tuple[Shape, DType]
 """The shape and dtype of an array."""
 Bound = Callable[["Run", Sequence[Array], Sequence[Array]], None]
@@ -124,8 +123,7 @@ class Run:
     @property
     def random(self) -> np.random.Generator:
         """The device's generator, only for operators with ``uses_random``."""
-        generator: np.random.Generator = generator_for(self.device.generator.bits, self.xp)
-        return generator
+        return generator_for(self.device.generator.bits, self.xp)
 
 
 class Operator:
@@ -396,7 +394,7 @@ class Operator:
         shape = same_shape(self, shapes)
         return [shape] * len(shapes), [shape] * len(self.outputs())
 
-    def compute_eagerly(self, F: Any, inputs: Sequence[Any]) -> Any:
+    def compute_eagerly(self, F: Functions, inputs: Tensors) -> Tensor:
         """Compute a ``dynamic`` operator with functions of ``mx.nd``; this may wait for inputs."""
         raise NotImplementedError
 
@@ -434,9 +432,7 @@ class Operator:
         """Compute into the output arrays."""
         raise NotImplementedError(f"{self.name} has no forward computation")
 
-    def gradient(
-        self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]
-    ) -> Sequence[Any | None]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         """Return the gradient of each input, in terms of registered operators.
 
         Args:
@@ -450,14 +446,14 @@ class Operator:
     def detach(self, work: Operation, inputs: Sequence[Any]) -> None:
         """Prepare the operation that will run a ``detached`` operator on these arrays, before its push."""
 
-    def as_ufunc(self, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
+    def as_ufunc(self, xp: ArrayNamespace, dtype: DType) -> UfuncCall | None:
         """Return the forward as one call ``ufunc(*inputs, out=out)`` for inputs of this dtype, or None.
 
         The second value is None, or a 0-d array of the dtype for ``ufunc(input, number, out=out)``.
         """
         return None
 
-    def bound(self, xp: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+    def bound(self, xp: ArrayNamespace, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
         """Return a forward specialized for arrays of these shapes and dtypes, or None."""
         return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,9 @@ import numpy as np
 from flowmx.errors import DataError
 from flowmx.ops.kernels.llvm import sparse as loops
 from flowmx.ops.linalg.dot import product_gradient
+from flowmx.ops.nn.common import needs_gradient
 from flowmx.ops.registry.operators import Run, lookup
+from flowmx.ops.registry.tensors import Functions, GradientFunction, Gradients, Tensor, Tensors
 from flowmx.ops.sparse.content import INDEX, Array, Csr, Rows, as_dense, from_dense, row_numbers, to_dense
 from flowmx.ops.sparse.dispatch import AnyContent, Call, SparseKernel, sparse_kernel
 from flowmx.ops.sparse.slicing import gather_rows
@@ -190,12 +191,12 @@ def _dense_product(call: Call, stype: str) -> SparseKernel:
     return SparseKernel(stype, compute, makes_dense=True)
 
 
-def _gradient(transpose_a: bool, transpose_b: bool) -> Any:
-    def gradient(F: Any, inputs: Any, outputs: Any, heads: Sequence[Any]) -> list[Any]:
+def _gradient(transpose_a: bool, transpose_b: bool) -> GradientFunction:
+    def gradient(F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         a, b, head = inputs[0], inputs[1], heads[0]
 
-        def product(x: Any, y: Any, **flags: bool) -> Any:
-            is_needed = inputs.needs_gradient(0 if x is not a and y is not a else 1)
+        def product(x: Tensor, y: Tensor, **flags: bool) -> Tensor | None:
+            is_needed = needs_gradient(inputs, 0 if x is not a and y is not a else 1)
             if not is_needed:
                 return None
             return F.dot(x, y, forward_stype="default", **flags) if y.stype == "csr" else F.dot(x, y, **flags)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 
+from flowmx.ops.arrays.linear import shape_of
 from flowmx.ops.registry.operators import Run, lookup
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 from flowmx.ops.sparse.content import INDEX, Array, Rows
 from flowmx.ops.sparse.dispatch import AnyContent, Call, SparseKernel, run_kernel, sparse_kernel
 from flowmx.ops.sparse.slicing import gather_rows
@@ -39,8 +38,8 @@ def _dense_lookup(run: Run, index: Array, weight: Array) -> Array:
     return out
 
 
-def _rows_of_gradient(F: Any, inputs: Any, outputs: Any, heads: Sequence[Any]) -> list[Any]:
-    weight = inputs.unchecked(1)
+def _rows_of_gradient(F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
+    weight = shape_of(inputs, 1)
     return [None, F.op("_backward_embedding", heads[0], inputs[0], input_dim=weight.shape[0])]
 
 

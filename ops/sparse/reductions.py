@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 
 from flowmx.errors import ParameterError
 from flowmx.ops.registry.operators import Run
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 from flowmx.ops.sparse.content import Array, Csr, Rows, row_numbers
 from flowmx.ops.sparse.dispatch import AnyContent, Call, SparseKernel, sparse_kernel
 from flowmx.ops.sparse.slicing import gather_rows
@@ -88,7 +86,7 @@ def _square_sum(call: Call) -> SparseKernel | None:
         result[x.indices] = sums
         return result
 
-    def gradient(F: Any, inputs: Any, outputs: Any, heads: Sequence[Any]) -> list[Any]:
+    def gradient(F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_backward_square_sum", heads[0], inputs[0], axis=axis, keepdims=keep)]
 
     return SparseKernel("row_sparse" if axis == 1 and keep else "default", compute, gradient)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import cast
 
 import numpy as np
 
 from flowmx.ops.control.custom import SparseValue, UserOperator, await_on_loop
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Run, Shape
+from flowmx.ops.registry.operators import Array, Run, Shape
 from flowmx.ops.sparse.content import zero_content
 from flowmx.ops.sparse.dispatch import AnyContent, Call, SparseKernel, sparse_kernel
 from flowmx.ops.sparse.unary import content_stype, convert
@@ -27,7 +27,7 @@ def _user_code(call: Call) -> SparseKernel:
         dtypes = [value.dtype for value in inputs]
         spec = op.spec(tuple([tuple(shape) for shape in call.shapes]), tuple(dtypes))
         outputs = [_new_value(*args) for args in zip(output_stypes, spec.shapes, spec.dtypes, strict=True)]
-        pending = op.begin(run, inputs, outputs)
+        pending = op.begin(run, cast("Sequence[Array]", inputs), cast("Sequence[Array]", outputs))
         results = [*outputs, *[inputs[position] for position in op.updates]]
         if pending is None:
             return _contents(results)

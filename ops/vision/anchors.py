@@ -7,7 +7,6 @@ that of the centre in units of the anchor's sides, and the logarithm of the rati
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.arrays.linear import Inferred, shape_of
 from flowmx.ops.nn.common import computing_dtype
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, describe, operator, option
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import Precision
 from flowmx.ops.vision.boxes import Format, area, overlap
 from flowmx.ops.vision.suppression import Boxes, Rule, keep_mask
@@ -29,7 +29,7 @@ class _WithoutGradient(Operator):
     ranks: tuple[int, ...] = ()
     """The number of axes of each input."""
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.zeros_like(shape_of(inputs, position)) for position in range(len(self.arguments))]
 
     def _count(self, **counts: int) -> None:
@@ -49,20 +49,20 @@ class _WithoutGradient(Operator):
             raise ShapeError(f"{self.name}: the inputs have different numbers of {what}: {counts}")
 
 
-def _centers(xp: Any, boxes: Array) -> tuple[Array, Array]:
+def _centers(xp: ArrayNamespace, boxes: Array) -> tuple[Array, Array]:
     """Return the centres and sides of boxes (..., 4): each (..., 2)."""
     low, high = boxes[..., :2], boxes[..., 2:]
     return (low + high) / 2, high - low
 
 
-def encode(xp: Any, anchors: Array, boxes: Array) -> Array:
+def encode(xp: ArrayNamespace, anchors: Array, boxes: Array) -> Array:
     """Return the offsets (..., 4) of boxes from anchors."""
     center, sides = _centers(xp, anchors)
     its_center, its_sides = _centers(xp, boxes)
     return xp.concatenate([(its_center - center) / sides, xp.log(its_sides / sides)], axis=-1)
 
 
-def decode(xp: Any, center: Array, sides: Array, offsets: Array) -> Array:
+def decode(xp: ArrayNamespace, center: Array, sides: Array, offsets: Array) -> Array:
     """Return the boxes (..., 4) at these offsets from anchors, given by centres and sides."""
     its_center = offsets[..., :2] * sides + center
     half = xp.exp(offsets[..., 2:]) * sides / 2
@@ -190,7 +190,7 @@ class MultiBoxTarget(_WithoutGradient, precision=Precision.FLOAT32):
             offsets = encode(xp, anchors[0, matched], matched_boxes[:, 1:5]) / xp.asarray(self.variances, dtype)
             location[example].reshape(-1, 4)[matched] = offsets
 
-    def _match(self, xp: Any, common: Array) -> Array:
+    def _match(self, xp: ArrayNamespace, common: Array) -> Array:
         """Return the box of each anchor (anchors), or -1, from their overlaps (anchors, boxes)."""
         box_of = xp.full(len(common), -1)
         remaining = common.copy()
@@ -205,9 +205,9 @@ class MultiBoxTarget(_WithoutGradient, precision=Precision.FLOAT32):
             box_of[near] = common[near].argmax(axis=1)
         return box_of
 
-    def _background(self, xp: Any, common: Array, box_of: Array, scores: Array) -> Array:
+    def _background(self, xp: ArrayNamespace, common: Array, box_of: Array, scores: Array) -> Array:
         """Return the background anchors: all without a box, or those with the lowest background score."""
-        free = xp.nonzero(box_of < 0)[0]
+        free: Array = xp.nonzero(box_of < 0)[0]
         if self.negative_mining_ratio <= 0:
             return free
         count = min(int((len(box_of) - len(free)) * self.negative_mining_ratio), len(free))
@@ -219,7 +219,8 @@ class MultiBoxTarget(_WithoutGradient, precision=Precision.FLOAT32):
             )
         candidate_scores = scores[:, candidates]
         powers = xp.exp(candidate_scores - candidate_scores.max(axis=0))
-        return candidates[xp.argsort(powers[0] / powers.sum(axis=0), kind="stable")[:count]]
+        result: Array = candidates[xp.argsort(powers[0] / powers.sum(axis=0), kind="stable")[:count]]
+        return result
 
 
 @operator("_contrib_MultiBoxDetection")
@@ -283,7 +284,7 @@ class MultiBoxDetection(_WithoutGradient, precision=Precision.FLOAT32):
         rows = xp.concatenate([kinds[..., None], best[..., None], boxes], axis=2)
         xp.copyto(out[:, : len(place)], rows, where=(place < counts[:, None])[..., None], casting="unsafe")
 
-    def _order(self, xp: Any, best: Array, is_detected: Array, counts: Array) -> tuple[Array, Array]:
+    def _order(self, xp: ArrayNamespace, best: Array, is_detected: Array, counts: Array) -> tuple[Array, Array]:
         """Return the number of boxes per sample for suppression, and the anchors in the order of the output.
 
         Those boxes come first, by descending probability; then, as in MXNet, the other detected anchors.
@@ -299,7 +300,7 @@ class MultiBoxDetection(_WithoutGradient, precision=Precision.FLOAT32):
         return considered, xp.where(xp.arange(best.shape[1]) < considered[:, None], by_score, by_position)
 
 
-def _best(xp: Any, probability: Array) -> tuple[Array, Array]:
+def _best(xp: ArrayNamespace, probability: Array) -> tuple[Array, Array]:
     """Return the first class with the highest probability, and that probability; classes are on axis 1 of 3."""
     best = probability.max(axis=1)
     kinds = xp.zeros_like(best)
@@ -337,7 +338,7 @@ class BoxEncode(_WithoutGradient):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, (samples, matches, anchors, refs, means, stds) = run.xp, inputs
-        boxes = xp.take_along_axis(refs, matches.astype(xp.int64)[..., None], axis=1)
+        boxes = xp.take_along_axis(refs, matches.astype(np.int64)[..., None], axis=1)
         counts = (samples > 0.5)[..., None]
         outputs[0][...] = xp.where(counts, (encode(xp, anchors, boxes) - means) / stds, 0)
         outputs[1][...] = counts

@@ -19,6 +19,7 @@ from flowmx.ops.arrays.linear import Inferred, Linear, linear, shape_of
 from flowmx.ops.arrays.shape_arithmetic import expect_elements
 from flowmx.ops.nn.common import computing_dtype, expect_rank, scratch
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, describe, operator, option
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import BatchWise
 
 _PART_BYTES = 1 << 20
@@ -62,7 +63,7 @@ def resample(run: Run, matrices: Sequence[Array], data: Array, out: Array) -> No
         xp.copyto(target[start : start + step], result, casting="unsafe")
 
 
-def _bands(xp: Any, matrix: Array) -> Iterator[tuple[slice, slice]]:
+def _bands(xp: ArrayNamespace, matrix: Array) -> Iterator[tuple[slice, slice]]:
     """Iterate over bands of output rows, as slices, with the slice of input rows that each reads."""
     for start in range(0, len(matrix), _BAND):
         lines = slice(start, start + _BAND)
@@ -70,12 +71,12 @@ def _bands(xp: Any, matrix: Array) -> Iterator[tuple[slice, slice]]:
         yield lines, slice(int(input_lines[0]), int(input_lines[-1]) + 1) if input_lines.size else slice(0, 0)
 
 
-def _along_rows(xp: Any, matrix: Array, data: Array, out: Array) -> None:
+def _along_rows(xp: ArrayNamespace, matrix: Array, data: Array, out: Array) -> None:
     for lines, input_lines in _bands(xp, matrix):
         xp.matmul(matrix[lines, input_lines], data[:, input_lines], out=out[:, lines])
 
 
-def _along_columns(xp: Any, matrix: Array, data: Array, out: Array) -> None:
+def _along_columns(xp: ArrayNamespace, matrix: Array, data: Array, out: Array) -> None:
     flat, target = data.reshape(-1, data.shape[-1]), out.reshape(-1, out.shape[-1])
     for lines, input_lines in _bands(xp, matrix):
         xp.matmul(flat[:, input_lines], matrix[lines, input_lines].T, out=target[:, lines])
@@ -179,7 +180,7 @@ class BilinearResize2D(Operator, batch_wise=BatchWise.FIRST):
         matrices = [interpolation(count, length, self.align_corners) for count, length in sizes]
         resample(run, matrices, inputs[0], outputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         like = shape_of(inputs, 0)
         grad = F.op("_backward_contrib_BilinearResize2D", heads[0], like, align_corners=self.align_corners)
         return [grad, None][: len(self.inputs())]
@@ -200,7 +201,7 @@ class BackwardBilinearResize2D(Operator, hidden=True):
         matrices = [interpolation(count, length, self.align_corners).T for count, length in sizes]
         resample(run, matrices, inputs[0], outputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         height, width = shape_of(inputs, 0).shape[2:]
         again = F.op(
             "_contrib_BilinearResize2D", heads[0], height=height, width=width, align_corners=self.align_corners

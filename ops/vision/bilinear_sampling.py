@@ -5,10 +5,13 @@ Images are rows of channels, one row per pixel of the batch, so that each corner
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 from flowmx.ops.arrays.indexing import add_rows
 from flowmx.ops.registry.operators import Array
+from flowmx.ops.registry.tensors import ArrayNamespace
 
 
 class Corners(NamedTuple):
@@ -28,23 +31,23 @@ class Corners(NamedTuple):
 
     def sample(self, pixels: Array) -> Array:
         """Return the values at the positions (count, channels)."""
-        total = self.weights[0, :, None] * pixels[self.rows[0]]
+        total: Array = self.weights[0, :, None] * pixels[self.rows[0]]
         for rows, weights in zip(self.rows[1:], self.weights[1:], strict=True):
             total += weights[:, None] * pixels[rows]
         return total
 
-    def scatter_gradient(self, xp: Any, head: Array, pixels: Array) -> None:
+    def scatter_gradient(self, xp: ArrayNamespace, head: Array, pixels: Array) -> None:
         """Add the gradient of the values (count, channels) to the gradient ``pixels`` of the pixels."""
         values = self.weights[..., None] * head
         add_rows(xp, pixels, self.rows.reshape(-1), values.reshape(-1, head.shape[1]))
 
-    def position_gradients(self, xp: Any, head: Array, pixels: Array) -> tuple[Array, Array]:
+    def position_gradients(self, xp: ArrayNamespace, head: Array, pixels: Array) -> tuple[Array, Array]:
         """Return the gradients of y and x (count,), from the gradient of the values (count, channels)."""
         products = xp.stack([xp.einsum("mc,mc->m", head, pixels[rows]) for rows in self.rows])
         return (self.y_derivatives * products).sum(axis=0), (self.x_derivatives * products).sum(axis=0)
 
 
-def corners(xp: Any, y: Array, x: Array, image: Array, height: int, width: int) -> Corners:
+def corners(xp: ArrayNamespace, y: Array, x: Array, image: Array, height: int, width: int) -> Corners:
     """Return the four pixels around each position.
 
     Args:
@@ -61,7 +64,7 @@ def corners(xp: Any, y: Array, x: Array, image: Array, height: int, width: int) 
     for part_y, slope_y, at_y in ((1 - down, -1, low_y), (down, 1, low_y + 1)):
         for part_x, slope_x, at_x in ((1 - right, -1, low_x), (right, 1, low_x + 1)):
             inside = (at_y >= 0) & (at_y < height) & (at_x >= 0) & (at_x < width)
-            row = xp.where(inside, at_y * width + at_x, 0).astype(xp.int64)
+            row = xp.where(inside, at_y * width + at_x, 0).astype(np.int64)
             parts[0].append(row + image * (height * width))
             for values, index in ((part_y * part_x, 1), (slope_y * part_x, 2), (slope_x * part_y, 3)):
                 parts[index].append(xp.where(inside, values, 0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from flowmx.ops.arrays.linear import Inferred, InferredTypes
 from flowmx.ops.nn.common import computing_dtype, expect_rank
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, describe, operator, option
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import Precision
 from flowmx.ops.vision.boxes import FORMAT_DOC, Format, area, corners, merge_leading
 from flowmx.ops.vision.suppression import Boxes, Rule, keep_mask
@@ -79,7 +79,7 @@ class BoxNMS(Operator, precision=Precision.WIDEST):
         result[example, to], places[example, to] = data[example, source], source
         self._reformat(xp, result[..., self.coord_start : self.coord_start + 4])
 
-    def _by_score(self, xp: Any, data: Array) -> tuple[Boxes, Array]:
+    def _by_score(self, xp: ArrayNamespace, data: Array) -> tuple[Boxes, Array]:
         """Return the candidate boxes of each sample by descending score, and their positions."""
         scores = data[..., self.score_index]
         valid = scores > self.valid_thresh
@@ -93,11 +93,11 @@ class BoxNMS(Operator, precision=Precision.WIDEST):
         places = xp.take_along_axis(data[..., self.coord_start : self.coord_start + 4], order[..., None], axis=1)
         kinds = None
         if self.id_index >= 0 and not self.force_suppress:
-            kinds = xp.take_along_axis(data[..., self.id_index], order, axis=1).astype(xp.int64)
+            kinds = xp.take_along_axis(data[..., self.id_index], order, axis=1).astype(np.int64)
         low, high = corners(xp, places, self.in_format)
         return Boxes(low, high, area(xp, places, self.in_format), kinds, counts), order
 
-    def _reformat(self, xp: Any, boxes: Array) -> None:
+    def _reformat(self, xp: ArrayNamespace, boxes: Array) -> None:
         """Convert boxes to the output's format, in place; boxes with a negative first number stay, as in MXNet."""
         if self.in_format == self.out_format:
             return
@@ -105,7 +105,7 @@ class BoxNMS(Operator, precision=Precision.WIDEST):
         new = (low, high) if self.out_format == "corner" else ((low + high) / 2, high - low)
         xp.copyto(boxes, xp.concatenate(new, axis=-1), where=boxes[..., :1] >= 0, casting="unsafe")
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_backward_contrib_box_nms", heads[0], outputs[1])]
 
 
@@ -128,7 +128,7 @@ class BackwardBoxNMS(Operator, hidden=True):
         rows, places = xp.nonzero(sources >= 0)
         out.reshape(flat.shape)[rows, sources[rows, places]] = flat[rows, places]
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_kept_by_box_nms", heads[0], inputs[1]), None]
 
 
@@ -143,5 +143,5 @@ class KeptByBoxNMS(BackwardBoxNMS):
         rows, places = xp.nonzero(sources >= 0)
         out.reshape(flat.shape)[rows, places] = flat[rows, sources[rows, places]]
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_backward_contrib_box_nms", heads[0], inputs[1]), None]

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred, shape_of
 from flowmx.ops.nn.common import computing_dtype, expect_rank
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, describe, operator, option, required
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import Precision
 
 Format = Literal["corner", "center"]
@@ -26,7 +27,7 @@ def merge_leading(array: Array, count: int) -> Array:
     return array.reshape(math.prod(array.shape[: array.ndim - count]), *shape)
 
 
-def corners(xp: Any, boxes: Array, form: Format) -> tuple[Array, Array]:
+def corners(xp: ArrayNamespace, boxes: Array, form: Format) -> tuple[Array, Array]:
     """Return the upper left and lower right corners (..., 2)."""
     first, second = boxes[..., :2], boxes[..., 2:4]
     if form == "corner":
@@ -34,13 +35,13 @@ def corners(xp: Any, boxes: Array, form: Format) -> tuple[Array, Array]:
     return first - second / 2, first + second / 2
 
 
-def area(xp: Any, boxes: Array, form: Format) -> Array:
+def area(xp: ArrayNamespace, boxes: Array, form: Format) -> Array:
     """Return the areas (...) of boxes (..., 4); 0 if a side is negative."""
     sides = boxes[..., 2:4] - boxes[..., :2] if form == "corner" else boxes[..., 2:4]
     return xp.where((sides < 0).any(axis=-1), 0, sides.prod(axis=-1))
 
 
-def overlap(xp: Any, first: Array, second: Array, form: Format) -> Array:
+def overlap(xp: ArrayNamespace, first: Array, second: Array, form: Format) -> Array:
     """Return the intersection over union (m, n) of boxes (m, 4) and boxes (n, 4)."""
     first_low, first_high = corners(xp, first, form)
     second_low, second_high = corners(xp, second, form)
@@ -80,7 +81,7 @@ class BoxIoU(Operator, precision=Precision.WIDEST):
         for start in range(0, len(first), _ROWS):
             ious[start : start + _ROWS] = overlap(run.xp, first[start : start + _ROWS], second, self.format)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.zeros_like(shape_of(inputs, position)) for position in range(2)]
 
 
@@ -128,5 +129,5 @@ class BipartiteMatching(Operator):
             batch_here = xp.arange(len(scores))
             scores[batch_here, row], scores[batch_here, :, column] = -xp.inf, -xp.inf
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.zeros_like(shape_of(inputs, 0))]

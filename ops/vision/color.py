@@ -7,11 +7,13 @@ Images have the shape (..., height, width, channels), red first; ``xp`` is the a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from flowmx.ops.registry.operators import Array
+from flowmx.ops.registry.tensors import ArrayNamespace
 
 LUMINANCE = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in the luminance (ITU-R BT.601)."""
@@ -33,7 +35,7 @@ def yiq_rotation(turn: float) -> Any:
     return YIQ_TO_RGB @ np.array([[1.0, 0.0, 0.0], [0.0, u, -w], [0.0, w, u]]) @ RGB_TO_YIQ
 
 
-def rgb_to_hls(xp: Any, image: Array) -> tuple[Array, Array, Array]:
+def rgb_to_hls(xp: ArrayNamespace, image: Array) -> tuple[Array, Array, Array]:
     """Compute hue (0 to 360 degrees), lightness and saturation (0 to 1) of colours from 0 to 1, in OpenCV's order."""
     red, green, blue = xp.moveaxis(image, -1, 0)
     high, low = image.max(-1), image.min(-1)
@@ -50,40 +52,42 @@ def rgb_to_hls(xp: Any, image: Array) -> tuple[Array, Array, Array]:
     return xp.where(is_gray, 0, xp.where(hue < 0, hue + 360, hue)).astype(image.dtype), light, saturation
 
 
-def hls_to_rgb(xp: Any, sixths: Array, light: Array, saturation: Array) -> Array:
+def hls_to_rgb(xp: ArrayNamespace, sixths: Array, light: Array, saturation: Array) -> Array:
     """Compute colours from 0 to 1; the hue is given in sixths of the circle."""
     sixths = xp.mod(sixths, 6)
     top = xp.where(light <= 0.5, light * (1 + saturation), light + saturation - light * saturation)
     bottom = 2 * light - top
-    sector = sixths.astype(xp.int64) % 6
+    sector = sixths.astype(np.int64) % 6
     rest = sixths - sector
     choices = xp.stack([top, bottom, bottom + (top - bottom) * (1 - rest), bottom + (top - bottom) * rest])
-    return xp.take_along_axis(choices[..., None], xp.asarray(_SECTORS)[sector][None], 0)[0]
+    result: Array = xp.take_along_axis(choices[..., None], xp.asarray(_SECTORS)[sector][None], 0)[0]
+    return result
 
 
 # -- adjustments ---------------------------------------------------------------------------------------------
 
 
-def brightness(xp: Any, image: Array, factor: float) -> Array:
+def brightness(xp: ArrayNamespace, image: Array, factor: float) -> Array:
     """Multiply the colours."""
     return image * xp.float32(factor)
 
 
-def contrast(xp: Any, image: Array, factor: float) -> Array:
+def contrast(xp: ArrayNamespace, image: Array, factor: float) -> Array:
     """Multiply the distance to the mean luminance."""
-    gray = (image * xp.asarray(LUMINANCE, xp.float32)).sum(-1) if image.shape[-1] > 1 else image
-    return image * xp.float32(factor) + xp.float32((1 - factor) * float(gray.mean(dtype=xp.float64)))
+    gray = (image * xp.asarray(LUMINANCE, np.float32)).sum(-1) if image.shape[-1] > 1 else image
+    return image * xp.float32(factor) + xp.float32((1 - factor) * float(gray.mean(dtype=np.float64)))
 
 
-def saturation(xp: Any, image: Array, factor: float) -> Array:
+def saturation(xp: ArrayNamespace, image: Array, factor: float) -> Array:
     """Multiply the distance to gray; as in MXNet, gray is computed from the last channel only."""
     if image.shape[-1] == 1:
         return image
     gray = image[..., -1:] * np.float32(LUMINANCE[-1])
-    return gray * xp.float32(1 - factor) + image * xp.float32(factor)
+    result: Array = gray * xp.float32(1 - factor) + image * xp.float32(factor)
+    return result
 
 
-def hue(xp: Any, image: Array, turn: float) -> Array:
+def hue(xp: ArrayNamespace, image: Array, turn: float) -> Array:
     """Rotate the hue in HLS space by a fraction of the circle."""
     if image.shape[-1] == 1:
         return image
@@ -96,7 +100,7 @@ ADJUSTMENTS = {"brightness": brightness, "contrast": contrast, "saturation": sat
 """Adjustments by name: functions of the array module, an image of floats up to 255, and a factor or turn."""
 
 
-def lighting(xp: Any, image: Array, alpha: Any) -> Array:
+def lighting(xp: ArrayNamespace, image: Array, alpha: Sequence[float]) -> Array:
     """Shift the colours along their principal components; an image of one channel is unchanged."""
     shift = PCA @ np.asarray(alpha) if image.shape[-1] == 3 else np.zeros(1)
     return image + xp.asarray(shift.astype(np.float32))

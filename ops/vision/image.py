@@ -26,6 +26,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensor, Tensors
 from flowmx.ops.vision import color, opencv_resize
 from flowmx.ops.vision.color import ADJUSTMENTS
 
@@ -45,7 +46,7 @@ def expect_image(op: Operator, shape: ShapeOrNone, batches: bool = True) -> None
     raise ShapeError(f"{op.name}: input data has shape {shape}, expected {expected}")
 
 
-def _store(xp: Any, out: Array, values: Array) -> None:
+def _store(xp: ArrayNamespace, out: Array, values: Array) -> None:
     """Store computed colours in an image, clipped to 0 ... 255 for bytes."""
     if out.dtype == np.uint8:
         values = xp.clip(values, 0, 255)
@@ -105,15 +106,15 @@ class Normalize(Operator, in_place=((0, 0),), input_named=True):
             raise TypeInferenceError(f"{self.name}: input data has dtype {name_of(dtypes[0])}, expected a float")
         return dtypes, dtypes
 
-    def _channels(self, xp: Any, values: tuple[float, ...]) -> Array:
-        return xp.asarray(values, xp.float32).reshape(-1, 1, 1)
+    def _channels(self, xp: ArrayNamespace, values: tuple[float, ...]) -> Array:
+        return xp.asarray(values, np.float32).reshape(-1, 1, 1)
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp = run.xp
         centered = inputs[0].astype(computing_dtype(inputs[0].dtype), copy=False) - self._channels(xp, self.mean)
         xp.divide(centered, self._channels(xp, self.std), out=outputs[0], casting="unsafe")
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op(self.name, heads[0], std=self.std)]
 
 
@@ -199,7 +200,7 @@ class _Augmentation(Operator, in_place=((0, 0),)):
             raise ShapeError(f"{self.name}: input data has shape {shape}, expected 1 or 3 channels at the end")
         return shapes, [shape]
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.identity(heads[0])]
 
 
@@ -218,9 +219,7 @@ class _RandomFlip(_Flip, uses_random=True):
             run.xp.copyto(outputs[0], inputs[0])
 
 
-def _flip_gradient(
-    self: Operator, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]
-) -> list[Any]:
+def _flip_gradient(self: Operator, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> list[Tensor]:
     return [F.op(self.name, heads[0])]
 
 
@@ -239,8 +238,9 @@ for _name, _axis, _doc in (("left_right", 1, "left and right"), ("top_bottom", 0
 # -- colours -----------------------------------------------------------------------------------------------
 
 
-def _to_float(xp: Any, image: Array) -> Array:
-    return image.astype(xp.float64 if image.dtype == np.float64 else xp.float32, copy=False)
+def _to_float(xp: ArrayNamespace, image: Array) -> Array:
+    result: Array = image.astype(np.float64 if image.dtype == np.float64 else np.float32, copy=False)
+    return result
 
 
 class _RandomFactor(_Augmentation, uses_random=True):
@@ -298,7 +298,7 @@ class RandomColorJitter(_Augmentation, uses_random=True):
                 _store(xp, out, ADJUSTMENTS[name](xp, _to_float(xp, out), factor))
 
 
-def _light(xp: Any, image: Array, out: Array, alpha: Any) -> None:
+def _light(xp: ArrayNamespace, image: Array, out: Array, alpha: Sequence[float]) -> None:
     _store(xp, out, color.lighting(xp, _to_float(xp, image), alpha))
 
 

@@ -7,11 +7,12 @@ computed with OpenCV's fixed-point weights, so results agree bit for bit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from flowmx.ops.registry.operators import Array
+from flowmx.ops.registry.tensors import ArrayNamespace
 
 NEAREST, LINEAR, CUBIC, AREA, LANCZOS = range(5)
 
@@ -103,19 +104,19 @@ def taps(old: int, new: int, interp: int, shrinks: bool) -> Taps:
     return {LINEAR: _linear, CUBIC: _cubic, LANCZOS: _lanczos}[interp](*_centres(old, new), old)
 
 
-def _weighted_sum(xp: Any, image: Array, table: Taps, axis: int, dtype: Any) -> Array:
+def _weighted_sum(xp: ArrayNamespace, image: Array, table: Taps, axis: int, dtype: Any) -> Array:
     """Compute the weighted sum along one axis."""
     shape = [1] * image.ndim
     shape[axis] = -1
-    total = None
+    total: Array | None = None
     for index, weight in zip(table.index.T, table.weight.T, strict=True):
         part = xp.take(image, xp.asarray(index), axis=axis).astype(dtype, copy=False)
         part = part * xp.asarray(weight.astype(dtype)).reshape(shape)
         total = part if total is None else total + part
-    return total
+    return cast("Array", total)  # a line has at least one tap
 
 
-def resize(xp: Any, image: Array, out: Array, interp: int) -> None:
+def resize(xp: ArrayNamespace, image: Array, out: Array, interp: int) -> None:
     """Resize images (..., height, width, channels) into ``out``."""
     height, width = image.ndim - 3, image.ndim - 2
     (h, w), (new_h, new_w) = image.shape[height:-1], out.shape[height:-1]
@@ -147,7 +148,7 @@ def _to_fixed_point(table: Taps) -> Taps:
     return Taps(table.index, np.rint(table.weight * _SCALE))
 
 
-def _linear_down(xp: Any, rows: Array, table: Taps, axis: int) -> Array:
+def _linear_down(xp: ArrayNamespace, rows: Array, table: Taps, axis: int) -> Array:
     """Interpolate bytes linearly along the second axis, with OpenCV's intermediate rounding."""
     shape = [1] * rows.ndim
     shape[axis] = -1
@@ -155,7 +156,8 @@ def _linear_down(xp: Any, rows: Array, table: Taps, axis: int) -> Array:
     for index, weight in zip(table.index.T, table.weight.T, strict=True):
         part = xp.take(rows, xp.asarray(index), axis=axis) >> 4
         total = total + ((part * xp.asarray(weight.astype(np.int64)).reshape(shape)) >> 16)
-    return total >> 2
+    result: Array = total >> 2
+    return result
 
 
 def _range(dtype: Any) -> tuple[int, int]:

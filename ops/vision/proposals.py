@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from flowmx.errors import DataError, ParameterError, ShapeError
 from flowmx.ops.arrays.linear import Inferred
 from flowmx.ops.nn.common import computing_dtype, expect_rank, expect_shape
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, describe, operator, option
+from flowmx.ops.registry.tensors import ArrayNamespace
 from flowmx.ops.registry.traits import Precision
 from flowmx.ops.vision.suppression import Boxes, Rule, keep_mask
 
@@ -87,7 +90,7 @@ class MultiProposal(Operator, no_gradient=True, precision=Precision.WIDEST):
             if self.output_score:
                 outputs[1][rows, 0] = candidate_scores[positions]
 
-    def anchors(self, xp: Any, dtype: Any, size: Shape) -> Array:
+    def anchors(self, xp: ArrayNamespace, dtype: Any, size: Shape) -> Array:
         """Return the anchors of each position (height, width, anchors, 4)."""
         ratios, scales = (xp.asarray(values, dtype) for values in (self.ratios, self.scales))
         # MXNet rounds to whole pixels before scaling.
@@ -100,7 +103,9 @@ class MultiProposal(Operator, no_gradient=True, precision=Precision.WIDEST):
         shifts = xp.stack(xp.broadcast_arrays(x, y[:, None], x, y[:, None]), axis=-1)
         return first + shifts[:, :, None]
 
-    def boxes(self, xp: Any, anchors: Array, scores: Array, offsets: Array, info: Array) -> tuple[Array, Array]:
+    def boxes(
+        self, xp: ArrayNamespace, anchors: Array, scores: Array, offsets: Array, info: Array
+    ) -> tuple[Array, Array]:
         """Return the boxes of an image (height·width·anchors, 4) and their scores.
 
         Raises:
@@ -127,13 +132,13 @@ class MultiProposal(Operator, no_gradient=True, precision=Precision.WIDEST):
     def survivors(self, run: Run, corners: Array) -> Array:
         """Return the positions of boxes that survive suppression, for boxes by descending score."""
         xp, low, high = run.xp, corners[None, :, :2], corners[None, :, 2:]
-        boxes = Boxes(low, high, (high - low + 1).prod(axis=-1), None, xp.full(1, len(corners), xp.int64))
+        boxes = Boxes(low, high, (high - low + 1).prod(axis=-1), None, xp.full(1, len(corners), np.int64))
         rule = Rule(self.threshold, margin=1, most=self.rpn_post_nms_top_n)
         positions: Array = xp.nonzero(keep_mask(run, boxes, rule)[0])[0]
         return positions
 
 
-def _apply_offsets(xp: Any, anchors: Array, offsets: Array) -> Array:
+def _apply_offsets(xp: ArrayNamespace, anchors: Array, offsets: Array) -> Array:
     """Return the boxes (..., 4) at these offsets from anchors: centre offsets and log ratios of the sides."""
     sides = anchors[..., 2:] - anchors[..., :2] + 1
     center = offsets[..., :2] * sides + (anchors[..., :2] + (sides - 1) / 2)

@@ -15,6 +15,7 @@ from flowmx.errors import DataError, ShapeError
 from flowmx.ops.arrays.linear import Inferred, shape_of
 from flowmx.ops.nn.common import computing_dtype, non_defaults
 from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import Precision
 from flowmx.ops.vision.roi_pooling import Regions, round_to_integers, zeros_of_rois
 
@@ -47,11 +48,11 @@ class Spans(NamedTuple):
 class _Averages(Regions, heavy=True, precision=Precision.WIDEST):
     """Base of the operators, and of their gradients for the data."""
 
-    def spans(self, xp: Any, rois: Array, size: Shape) -> tuple[Spans, Spans]:
+    def spans(self, xp: ArrayNamespace, rois: Array, size: Shape) -> tuple[Spans, Spans]:
         """Return the lines of each cell, for both axes."""
         raise NotImplementedError
 
-    def weights(self, xp: Any, rois: Array, size: Shape) -> list[Array]:
+    def weights(self, xp: ArrayNamespace, rois: Array, size: Shape) -> list[Array]:
         """Return the weight of each line in each cell (regions, cells, lines), for both axes."""
         axes_weights = []
         for (first, stop, weight), length in zip(self.spans(xp, rois, size), size, strict=True):
@@ -78,7 +79,9 @@ class _Averages(Regions, heavy=True, precision=Precision.WIDEST):
         """Return, for both axes: cells, lines, and the positions of a region's two ends in its row."""
         return (self.grid[0], size[0], 1, 3), (self.grid[1], size[1], 0, 2)
 
-    def parts(self, xp: Any, shape: Shape, dtype: Any, rois: Array) -> Iterator[tuple[int, Array, Array, Array]]:
+    def parts(
+        self, xp: ArrayNamespace, shape: Shape, dtype: Any, rois: Array
+    ) -> Iterator[tuple[int, Array, Array, Array]]:
         """Iterate over groups of regions of one image: image, region numbers, and the weights of both axes."""
         batch, channels, height, width = shape
         images = self.images(rois, batch)
@@ -105,7 +108,7 @@ class _Averages(Regions, heavy=True, precision=Precision.WIDEST):
                 )
                 out[numbers, :, row, column] = full.transpose(0, 2, 1, 3)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         data = F.op(_backward(self.name), heads[0], shape_of(inputs, 0), inputs[1], **non_defaults(self))
         return [data, zeros_of_rois(F, inputs)]
 
@@ -135,7 +138,7 @@ class _BackwardAverages(_Averages, hidden=True):
                 total[image][:, channels] += lines.reshape(out.shape[2], -1, out.shape[3])
         xp.copyto(out, total.transpose(0, 2, 1, 3), casting="unsafe")
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         forward = self.name.replace("_backward_", "_contrib_")
         return [F.op(forward, heads[0], inputs[2], **non_defaults(self)), None, F.zeros_like(shape_of(inputs, 2))]
 
@@ -143,7 +146,9 @@ class _BackwardAverages(_Averages, hidden=True):
 # -- interpolated samples ----------------------------------------------------------------------------------
 
 
-def _spans_of_samples(xp: Any, start: Array, step: Array, samples: Array, counts: Shape, size: Shape) -> list[Spans]:
+def _spans_of_samples(
+    xp: ArrayNamespace, start: Array, step: Array, samples: Array, counts: Shape, size: Shape
+) -> list[Spans]:
     """Return the lines of each cell from its samples, for both axes at once.
 
     Args:
@@ -166,11 +171,11 @@ def _spans_of_samples(xp: Any, start: Array, step: Array, samples: Array, counts
         is_valid = (sample < samples) & (position >= -1) & (position <= end)
         position = xp.where(is_valid, xp.clip(position, 0, last), 0).astype(dtype, copy=False)
         line = xp.floor(position)
-        return line.astype(xp.int64), position - line, is_valid
+        return line.astype(np.int64), position - line, is_valid
 
     blocks, once = range(0, most, _SAMPLES), samples_from(0)
     shape = (2, start.shape[1], max(counts))
-    first, stop = xp.broadcast_to(length, shape), xp.zeros(shape, xp.int64)
+    first, stop = xp.broadcast_to(length, shape), xp.zeros(shape, np.int64)
     for block in blocks:
         line, _, is_valid = samples_from(block) if block else once
         first = xp.minimum(first, xp.where(is_valid, line, end).min(axis=3))
@@ -214,7 +219,7 @@ class ROIAlign(_Averages):
             )
         return channels // cells
 
-    def spans(self, xp: Any, rois: Array, size: Shape) -> tuple[Spans, Spans]:
+    def spans(self, xp: ArrayNamespace, rois: Array, size: Shape) -> tuple[Spans, Spans]:
         """Return the lines of each cell, for both axes.
 
         Raises:
@@ -269,7 +274,7 @@ class PSROIPooling(_Averages):
     def channels(self, channels: int) -> int:
         return with_groups(self, channels, self.output_dim, self.group_size or self.pooled_size)
 
-    def spans(self, xp: Any, rois: Array, size: Shape) -> tuple[Spans, Spans]:
+    def spans(self, xp: ArrayNamespace, rois: Array, size: Shape) -> tuple[Spans, Spans]:
         dtype = computing_dtype(rois.dtype)
         places, scale = round_to_integers(xp, rois[:, 1:].astype(dtype)), dtype.type(self.spatial_scale)
         spans = []
@@ -278,7 +283,7 @@ class PSROIPooling(_Averages):
             extent = xp.maximum((places[:, high] + 1)[:, None] * scale - start, dtype.type(0.1))
             step, cells = extent / dtype.type(count), xp.arange(count, dtype=dtype)
             first, stop = xp.floor(cells * step + start), xp.ceil((cells + 1) * step + start)
-            first, stop = (xp.clip(values, 0, length).astype(xp.int64) for values in (first, stop))
+            first, stop = (xp.clip(values, 0, length).astype(np.int64) for values in (first, stop))
             stop = xp.maximum(first, stop)
             room = max(1, greatest(stop - first))
             values = (1 / xp.maximum(stop - first, 1)).astype(dtype)

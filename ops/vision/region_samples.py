@@ -15,6 +15,7 @@ from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred
 from flowmx.ops.nn.common import computing_dtype, expect_shape, non_defaults
 from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, describe, operator, option, required
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import Precision
 from flowmx.ops.vision.bilinear_sampling import Corners, corners
 from flowmx.ops.vision.region_averages import greatest, with_groups
@@ -39,7 +40,7 @@ class _Positions(NamedTuple):
     share: Array
     plane: Array
 
-    def corners(self, xp: Any, height: int, width: int) -> Corners:
+    def corners(self, xp: ArrayNamespace, height: int, width: int) -> Corners:
         """Return the pixels around the samples, weighted for the averages."""
         y, x = xp.clip(self.y, 0, height - 1), xp.clip(self.x, 0, width - 1)
         y, x, share, plane = (values.reshape(-1) for values in xp.broadcast_arrays(y, x, self.share, self.plane))
@@ -68,15 +69,15 @@ class _RegionSampling(Regions, heavy=True, precision=Precision.WIDEST):
         """Return the number of classes."""
         return 1
 
-    def counts(self, xp: Any, rois: Array) -> Array:
+    def counts(self, xp: ArrayNamespace, rois: Array) -> Array:
         """Return the number of samples along both axes of a cell (2, regions)."""
         raise NotImplementedError
 
-    def positions(self, xp: Any, arrays: dict[str, Array], regions: Array) -> _Positions:
+    def positions(self, xp: ArrayNamespace, arrays: dict[str, Array], regions: Array) -> _Positions:
         """Return the samples of some regions."""
         raise NotImplementedError
 
-    def parts(self, xp: Any, arrays: dict[str, Array]) -> Iterator[tuple[int, Array, Corners]]:
+    def parts(self, xp: ArrayNamespace, arrays: dict[str, Array]) -> Iterator[tuple[int, Array, Corners]]:
         """Iterate over groups of regions of one image: image, region numbers, pixels around the samples."""
         rois, (count, channels, height, width) = arrays["rois"], arrays["data"].shape
         images = self.images(rois, count)
@@ -114,7 +115,7 @@ class _RegionSampling(Regions, heavy=True, precision=Precision.WIDEST):
             values = neighbors.sample(pixels[image]).reshape(len(regions), classes, cells, -1, pixels.shape[2])
             result[regions] = values.sum(axis=3).swapaxes(2, 3)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         name = f"_backward_{self.name.removeprefix('_contrib_')}"
         grads = F.op(name, heads[0], *inputs, **non_defaults(self))
         data, *others = (grads,) if len(inputs) == 2 else grads
@@ -156,15 +157,20 @@ class _BackwardRegionSampling(_RegionSampling, hidden=True):
         outputs[0][:, :channels] = data_grad.reshape(split[0], channels, *split[5:])
 
     def other_gradients(
-        self, xp: Any, arrays: dict[str, Array], grads: Sequence[Array], regions: Array, slopes: tuple[Array, Array]
+        self,
+        xp: ArrayNamespace,
+        arrays: dict[str, Array],
+        grads: Sequence[Array],
+        regions: Array,
+        slopes: tuple[Array, Array],
     ) -> None:
         """Add up the gradients of the offsets, from the gradients of the samples' rows and columns."""
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         raise NotImplementedError  # no second order
 
 
-def _inside(xp: Any, y: Array, x: Array, size: Shape, margin: float, beyond: float) -> Array:
+def _inside(xp: ArrayNamespace, y: Array, x: Array, size: Shape, margin: float, beyond: float) -> Array:
     """Return a mask of the positions inside the data, extended by ``margin`` at its start and ``beyond`` at its end."""
     return (y >= -margin) & (y <= size[0] + beyond) & (x >= -margin) & (x <= size[1] + beyond)
 
@@ -190,18 +196,18 @@ class RROIAlign(_RegionSampling):
     spatial_scale: float = required("Size of the data relative to the image.", low=0, high=1)
     sampling_ratio: int = option(-1, "Samples along each axis of a cell; 0 or below: one per pixel.")
 
-    def sides(self, xp: Any, rois: Array) -> Array:
+    def sides(self, xp: ArrayNamespace, rois: Array) -> Array:
         """Return height and width of the regions, in pixels of the data, at least one (2, regions)."""
         dtype = computing_dtype(rois.dtype)
         return xp.maximum(rois[:, 4:2:-1].T.astype(dtype) * dtype.type(self.spatial_scale), 1)
 
-    def counts(self, xp: Any, rois: Array) -> Array:
+    def counts(self, xp: ArrayNamespace, rois: Array) -> Array:
         if self.sampling_ratio > 0:
             return xp.full((2, len(rois)), self.sampling_ratio)
         sides = self.sides(xp, rois)
         return xp.ceil(sides / xp.asarray(self.grid, sides.dtype)[:, None]).astype(int)
 
-    def positions(self, xp: Any, arrays: dict[str, Array], regions: Array) -> _Positions:
+    def positions(self, xp: ArrayNamespace, arrays: dict[str, Array], regions: Array) -> _Positions:
         rois, size = arrays["rois"][regions], arrays["data"].shape[2:]
         dtype = computing_dtype(rois.dtype)
         sides, counts = self.sides(xp, rois), self.counts(xp, rois)
@@ -291,22 +297,22 @@ class DeformablePSROIPooling(_RegionSampling, precision=Precision.FLOAT32):
                 )
         return [data, rois, *trans], [out]
 
-    def counts(self, xp: Any, rois: Array) -> Array:
+    def counts(self, xp: ArrayNamespace, rois: Array) -> Array:
         return xp.full((2, len(rois)), self.sample_per_part)
 
-    def bounds(self, xp: Any, rois: Array) -> tuple[Array, Array]:
+    def bounds(self, xp: ArrayNamespace, rois: Array) -> tuple[Array, Array]:
         """Return the starts of regions and their lengths, each vertical, then horizontal (2, regions)."""
         dtype = computing_dtype(rois.dtype)
         places, scale = round_to_integers(xp, rois[:, 1:].T.astype(dtype)), dtype.type(self.spatial_scale)
         start, end = places[1::-1] * scale - dtype.type(0.5), (places[:1:-1] + 1) * scale - dtype.type(0.5)
         return start, xp.maximum(end - start, dtype.type(0.1))
 
-    def part(self, xp: Any, dtype: Any) -> Array:
+    def part(self, xp: ArrayNamespace, dtype: Any) -> Array:
         """Return the part of each row, or column, of cells (cells,)."""
         parts = self.part_size or self.pooled_size
         return xp.floor(xp.arange(self.pooled_size, dtype=dtype) / dtype.type(self.pooled_size) * parts).astype(int)
 
-    def shifts(self, xp: Any, arrays: dict[str, Array], regions: Array, dtype: Any) -> tuple[Array, Array]:
+    def shifts(self, xp: ArrayNamespace, arrays: dict[str, Array], regions: Array, dtype: Any) -> tuple[Array, Array]:
         """Return horizontal and vertical shifts of cells, relative to the region (regions, classes, cells, cells)."""
         if self.no_trans:
             none = xp.zeros((1, 1, 1, 1), dtype)
@@ -315,7 +321,7 @@ class DeformablePSROIPooling(_RegionSampling, precision=Precision.FLOAT32):
         trans = arrays["trans"][regions][:, :, part[:, None], part].astype(dtype) * dtype.type(self.trans_std)
         return trans[:, 0::2], trans[:, 1::2]
 
-    def positions(self, xp: Any, arrays: dict[str, Array], regions: Array) -> _Positions:
+    def positions(self, xp: ArrayNamespace, arrays: dict[str, Array], regions: Array) -> _Positions:
         rois, size = arrays["rois"][regions], arrays["data"].shape[2:]
         dtype, count = computing_dtype(rois.dtype), self.sample_per_part
         start, length = (values[..., None, None, None, None, None] for values in self.bounds(xp, rois))
@@ -331,11 +337,12 @@ class DeformablePSROIPooling(_RegionSampling, precision=Precision.FLOAT32):
         share = is_inside / xp.maximum(is_inside.sum(axis=-1, keepdims=True), 1).astype(dtype)
         return _Positions(y, x, share, self.planes(xp, self.classes(arrays)))
 
-    def planes(self, xp: Any, classes: int) -> Array:
+    def planes(self, xp: ArrayNamespace, classes: int) -> Array:
         """Return the plane of each cell (classes, rows, columns, 1)."""
         group = xp.arange(self.pooled_size) * self.group_size // self.pooled_size
         first = xp.arange(classes)[:, None, None, None] * self.group_size
-        return (first + group[:, None, None]) * self.group_size + group[:, None]
+        result: Array = (first + group[:, None, None]) * self.group_size + group[:, None]
+        return result
 
 
 @operator("_backward_DeformablePSROIPooling")
@@ -345,7 +352,12 @@ class BackwardDeformablePSROIPooling(_BackwardRegionSampling, DeformablePSROIPoo
     arguments = ("head", "data", "rois", "trans")
 
     def other_gradients(
-        self, xp: Any, arrays: dict[str, Array], grads: Sequence[Array], regions: Array, slopes: tuple[Array, Array]
+        self,
+        xp: ArrayNamespace,
+        arrays: dict[str, Array],
+        grads: Sequence[Array],
+        regions: Array,
+        slopes: tuple[Array, Array],
     ) -> None:
         if self.no_trans:
             return

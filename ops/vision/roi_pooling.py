@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from flowmx.errors import IndexOutOfRange, ParameterError
 from flowmx.ops.arrays.linear import Inferred, shape_of
@@ -24,6 +24,7 @@ from flowmx.ops.registry.operators import (
     operator,
     required,
 )
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensor, Tensors
 
 
 class Regions(Operator):
@@ -74,12 +75,12 @@ class Regions(Operator):
         return images
 
 
-def round_to_integers(xp: Any, places: Array) -> Array:
+def round_to_integers(xp: ArrayNamespace, places: Array) -> Array:
     """Round to integers, halves away from 0, as in C."""
     return xp.copysign(xp.floor(xp.abs(places) + places.dtype.type(0.5)), places)
 
 
-def zeros_of_rois(F: Any, inputs: Any) -> Any:
+def zeros_of_rois(F: Functions, inputs: Tensors) -> Tensor:
     """Return the gradient of the regions, zeros."""
     return F.zeros_like(shape_of(inputs, 1))
 
@@ -101,7 +102,7 @@ class ROIPooling(Regions):
     pooled_size: Shape = required("Height and width of the grid.", low=1)
     spatial_scale: float = required("Size of the data relative to the image.", low=0)
 
-    def cells(self, xp: Any, rois: Array, size: Shape) -> list[tuple[Any, Any]]:
+    def cells(self, xp: ArrayNamespace, rois: Array, size: Shape) -> list[tuple[Array, Array]]:
         """Return the first line of each cell and the line after its last (regions, cells), for both axes."""
         dtype = computing_dtype(rois.dtype)
         places = rois[:, 1:].astype(dtype) * dtype.type(self.spatial_scale)
@@ -112,10 +113,12 @@ class ROIPooling(Regions):
             step = xp.maximum(places[:, high, None] - start + 1, 1) / dtype.type(count)
             cell = xp.arange(count, dtype=dtype)
             first, stop = xp.floor(cell * step) + start, xp.ceil((cell + 1) * step) + start
-            axes.append(tuple(xp.clip(lines, 0, length).astype(int) for lines in (first, stop)))
+            axes.append((xp.clip(first, 0, length).astype(int), xp.clip(stop, 0, length).astype(int)))
         return axes
 
-    def regions(self, xp: Any, data: Array, rois: Array) -> Iterator[tuple[int, int, list[slice], list[slice]]]:
+    def regions(
+        self, xp: ArrayNamespace, data: Array, rois: Array
+    ) -> Iterator[tuple[int, int, list[slice], list[slice]]]:
         """Iterate over the regions with an image: number, image, lines of the rows and lines of the columns."""
         (tops, bottoms), (lefts, rights) = (
             tuple(lines.tolist() for lines in pair) for pair in self.cells(xp, rois, data.shape[2:])
@@ -140,7 +143,7 @@ class ROIPooling(Regions):
                 if row.start < row.stop:
                     out[number, :, index] = narrow[row.start - top : row.stop - top].max(axis=0).T
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [
             F.op("_backward_ROIPooling", heads[0], inputs[0], inputs[1], **non_defaults(self)),
             zeros_of_rois(F, inputs),
@@ -164,7 +167,7 @@ class BackwardROIPooling(ROIPooling, hidden=True):
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, [shapes[1]]
 
-    def maxima(self, xp: Any, data: Array, rois: Array) -> Iterator[tuple[int, int, int, Array, Array]]:
+    def maxima(self, xp: ArrayNamespace, data: Array, rois: Array) -> Iterator[tuple[int, int, int, Array, Array]]:
         """Iterate over the rows of cells: region, image, row, positions of the first maxima, and which cells are used.
 
         Positions (columns, channels) are indices into the flattened image with the channels last; the mask of used
@@ -199,7 +202,7 @@ class BackwardROIPooling(ROIPooling, hidden=True):
             xp.add.at(total[image].reshape(-1), where.reshape(-1), values.reshape(-1))
         xp.copyto(out, total.transpose(0, 3, 1, 2), casting="unsafe")
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_ROIPooling_at_maxima", heads[0], inputs[1], inputs[2], **non_defaults(self)), None, None]
 
 
@@ -220,5 +223,5 @@ class ROIPoolingAtMaxima(BackwardROIPooling):
         for number, image, index, where, is_used in self.maxima(xp, data, rois):
             out[number, :, index] = (pixels[image].reshape(-1)[where] * is_used).T
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_backward_ROIPooling", heads[0], inputs[1], inputs[2], **non_defaults(self)), None, None]

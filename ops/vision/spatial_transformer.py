@@ -24,16 +24,17 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import BatchWise
 from flowmx.ops.vision.bilinear_sampling import Corners, corners, images_of, pixels_of
 
 
-def _line(xp: Any, length: int, dtype: Any) -> Array:
+def _line(xp: ArrayNamespace, length: int, dtype: Any) -> Array:
     """Return the positions of an axis's pixels in a grid; as in MXNet, an axis of one pixel has it at -1."""
     return xp.arange(length, dtype=dtype) * (2 / max(1, length - 1)) - 1
 
 
-def _affine_base(xp: Any, size: Shape, dtype: Any) -> Array:
+def _affine_base(xp: ArrayNamespace, size: Shape, dtype: Any) -> Array:
     """Return the homogeneous coordinates of an image's pixels, (3, height·width): rows x, y and 1."""
     height, width = size
     y, x = xp.meshgrid(_line(xp, height, dtype), _line(xp, width, dtype), indexing="ij")
@@ -84,7 +85,7 @@ class GridGenerator(Operator, input_named=True):
             line = _line(xp, data.shape[axis], dtype)
             out[:, part] = data[:, part] * dtype.type(step) + (line if axis == 3 else line[:, None])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_backward_GridGenerator", heads[0], **non_defaults(self))]
 
 
@@ -110,7 +111,7 @@ class BackwardGridGenerator(GridGenerator, hidden=True):
         for axis, part in ((3, 0), (2, 1)):
             out[:, part] = head[:, part] * dtype.type(2 / max(1, head.shape[axis] - 1))
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         raise NotImplementedError  # no second order
 
 
@@ -159,7 +160,7 @@ class BilinearSampler(Operator, batch_wise=BatchWise.EACH):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         sample(run, inputs[0], inputs[1], outputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return list(F.op("_backward_BilinearSampler", heads[0], *list(inputs)))
 
 
@@ -188,7 +189,7 @@ class BackwardBilinearSampler(Operator, hidden=True):
         for n, (slope, length) in enumerate(((by_x, data.shape[3]), (by_y, data.shape[2]))):
             outputs[1][:, n] = slope.reshape(len(grid), *grid.shape[2:]) * dtype.type((length - 1) / 2)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         raise NotImplementedError  # no second order
 
 
@@ -230,7 +231,7 @@ class SpatialTransformer(Operator, batch_wise=BatchWise.EACH):
         grids.forward(run, inputs[1:], outputs[1:])
         sample(run, inputs[0], outputs[1], outputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         data, grid = F.op("_backward_BilinearSampler", heads[0], inputs[0], outputs[1])
         loc = F.op("_backward_GridGenerator", grid, transform_type="affine", target_shape=self.target_shape)
         return [data, loc]

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from flowmx.ops.registry.operators import Array, Run
+from flowmx.ops.registry.tensors import ArrayNamespace
 
 _ROWS = 256
 
@@ -72,7 +73,7 @@ def keep_mask(run: Run, boxes: Boxes, rule: Rule) -> Array:
     return plain(run.xp, boxes, rule) if mask is None else mask
 
 
-def plain(xp: Any, boxes: Boxes, rule: Rule) -> Array:
+def plain(xp: ArrayNamespace, boxes: Boxes, rule: Rule) -> Array:
     """Return the mask of surviving boxes (batch, boxes), bool, computed with the array namespace."""
     masks = xp.zeros(boxes.areas.shape, bool)
     for example, count in enumerate(boxes.counts.tolist()):
@@ -85,7 +86,7 @@ def plain(xp: Any, boxes: Boxes, rule: Rule) -> Array:
     return masks
 
 
-def _decide_block(xp: Any, boxes: Boxes, rule: Rule, example: int, is_kept: Array, start: int) -> None:
+def _decide_block(xp: ArrayNamespace, boxes: Boxes, rule: Rule, example: int, is_kept: Array, start: int) -> None:
     """Decide which of the next boxes survive, and drop the later boxes that these overlap."""
     part = slice(start, min(start + _ROWS, len(is_kept)))
     over = _find_overlaps(xp, boxes, rule, example, part, len(is_kept))
@@ -100,7 +101,7 @@ def _decide_block(xp: Any, boxes: Boxes, rule: Rule, example: int, is_kept: Arra
     is_kept[part.stop :] &= ~over[is_kept[part], size:].any(axis=0)
 
 
-def _find_overlaps(xp: Any, boxes: Boxes, rule: Rule, example: int, part: slice, count: int) -> Array:
+def _find_overlaps(xp: ArrayNamespace, boxes: Boxes, rule: Rule, example: int, part: slice, count: int) -> Array:
     """Return a bool matrix: whether each box of a part drops each box from the start of the part on."""
     low, high, areas = (array[example, part.start : count] for array in (boxes.low, boxes.high, boxes.areas))
     size = part.stop - part.start

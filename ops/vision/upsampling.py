@@ -11,6 +11,7 @@ from flowmx.ops.arrays.linear import Inferred, Linear, linear, shape_of
 from flowmx.ops.nn.common import computing_dtype, expect_rank
 from flowmx.ops.nn.convolution import Deconvolution
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, describe, operator, option, required
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import BatchWise, Precision
 
 
@@ -143,7 +144,7 @@ class UpSampling(Operator, skips=True, heavy=True, precision=Precision.GIVEN, ba
         """Return the factor by which an input is enlarged, the same for both axes."""
         return int(out.shape[2]) // max(1, int(data.shape[2]))
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         head = heads[0]
         if self.sample_type == "bilinear":
             return self.deconvolution.gradient(F, inputs, outputs, heads)

@@ -88,7 +88,8 @@ class _Folding:
             return None
         value = self._form if len(op.shape_only_inputs()) == len(node.inputs) else self._values.get
         inputs = [value(entry) for entry in node.inputs]
-        return None if any(array is None for array in inputs) else self._forward(op, inputs, outputs)
+        arrays = [array for array in inputs if array is not None]
+        return self._forward(op, arrays, outputs) if len(arrays) == len(inputs) else None
 
     def _form(self, entry: Entry) -> Array:
         """Return an array with the shape and dtype of an entry, for operators that use only these."""

@@ -131,6 +131,6 @@ class NativeSteps:
         self.pieces = pieces
         self._schedule.complete()
 
-    def _is_recordable(self, array: Array) -> bool:
+    def _is_recordable(self, array: Array | None) -> bool:
         """Return whether the layout of an array is the same at each run, or checked."""
         return array is None or array.flags.c_contiguous or self._is_planned(array)

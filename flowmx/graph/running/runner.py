@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from flowmx.graph.running.arenas import Block
 
 
-Readers = list[tuple[list[Array], int, Shape | None, TiedForward | None]]
+Readers = list[tuple[list[Array | None], int, Shape | None, TiedForward | None]]
 """The steps that use an entry. For each: its list of arrays, the position in it, the shape if the step uses a view, and
 the step's forward if it depends on the array. The last two are None otherwise."""
 
@@ -70,10 +70,10 @@ class Runner:
         """The readers of the arrays of a call, for :meth:`bind_call`; set by the caller."""
         self._readers: defaultdict[Entry, Readers] = defaultdict(list)
         self._arena_memory: dict[Context | None, Array | None] = dict.fromkeys(plan.arenas)
-        self._poisoned = Poisoned(plan, self._arena_memory.__getitem__) if settings.get().exec_check else None
+        self._poisoned = Poisoned(plan, self._arena) if settings.get().exec_check else None
         self.tied: dict[Node, TiedForward] = {}
         self.parameters: list[Array] = []
-        self.arrays: dict[Entry, Array] = {}
+        self.arrays: dict[Entry, Array | None] = {}
         """The bound arrays by entry."""
         self.once, self.forward, self.backward = (
             [step for node in nodes if (step := self._step_of(node)) is not None]
@@ -240,6 +240,10 @@ class Runner:
         for context, arena in self._arena_memory.items():
             if arena is memory:
                 self.bind_arena(context, None)
+
+    def _arena(self, context: Context | None) -> Array:
+        """Return the memory of an arena that is bound."""
+        return cast("Array", self._arena_memory[context])
 
     def _shaped(self, memory: Array, start: int, entry: Entry) -> Array:
         """Return the bytes of an arena from ``start`` on as the array of an entry."""

@@ -39,8 +39,8 @@ class Step(NamedTuple):
     """
 
     forward: Callable[..., None]
-    inputs: list[Array]
-    outputs: list[Array]
+    inputs: list[Array | None]
+    outputs: list[Array | None]
     node: Node
     is_native: bool = False
 

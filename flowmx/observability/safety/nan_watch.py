@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -129,7 +129,7 @@ def layer_of(node: str) -> str:
 
 def _stored(array: Array) -> Array:
     """Return the stored elements of an array; the other elements of a sparse array are zero."""
-    return array if hasattr(array, "dtype") else array.data
+    return array if hasattr(array, "dtype") else cast("Array", array.data)
 
 
 def _has_infinity(array: Array) -> bool:

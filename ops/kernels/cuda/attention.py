@@ -11,6 +11,7 @@ from typing import Any
 
 from flowmx.ops.compiled.fused_attention import BackwardFusedAttention, FusedAttention
 from flowmx.ops.kernels.cuda import dnn
+from flowmx.ops.kernels.cuda.layouts import address_of
 from flowmx.ops.registry.dtypes import NAMES, DType
 from flowmx.ops.registry.kernels import kernel
 from flowmx.ops.registry.operators import Array, Run
@@ -92,7 +93,7 @@ def _is_aligned(array: Array) -> bool:
     *rows, last = array.strides
     if array.shape[-1] == 1:  # statistics: one number per row
         return bool(array.flags.c_contiguous)
-    return last == array.itemsize and not any(step % _GRID for step in rows) and not array.data.ptr % _GRID
+    return last == array.itemsize and not any(step % _GRID for step in rows) and not address_of(array) % _GRID
 
 
 def _tensor(array: Array) -> dnn.Tensor:

@@ -14,6 +14,7 @@ import numpy as np
 
 from flowmx.ops.formulas.expressions import Expr, placeholder, uniforms
 from flowmx.ops.kernels.cuda.elementwise_source import compute_type, lower, memory_type
+from flowmx.ops.kernels.cuda.layouts import address_of
 from flowmx.ops.kernels.cuda.source_kernels import THREADS, Program
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array
@@ -85,12 +86,12 @@ class Sums:
         )
         steps = [int(vector.size > 1) for vector in vectors]
         shape = (view.before, view.channels, view.after, parts, view.elements)
-        addresses = [each.data.ptr for each in vectors]
-        reads = [each.data.ptr for each in (*full, *singles)]
-        words = (*shape, partial.data.ptr, *reads, *addresses, *steps, *numbers)
+        addresses = [address_of(each) for each in vectors]
+        reads = [address_of(each) for each in (*full, *singles)]
+        words = (*shape, address_of(partial), *reads, *addresses, *steps, *numbers)
         if not program.launch(xp, blocks, words):
             return False
-        words = (*shape, partial.data.ptr, *addresses, *[each.data.ptr for each in outputs], *steps, *numbers)
+        words = (*shape, address_of(partial), *addresses, *[address_of(each) for each in outputs], *steps, *numbers)
         return self._total_program.launch(xp, -(-view.channels // THREADS), words)
 
     # -- source text -----------------------------------------------------------------------------------

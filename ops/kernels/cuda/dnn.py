@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from flowmx import settings
 from flowmx.bounded_tables import make_room
+from flowmx.ops.kernels.cuda.layouts import address_of
 from flowmx.ops.registry.dtypes import NAMES, DType
 from flowmx.ops.registry.operators import Array, Shape
 
@@ -93,10 +94,10 @@ class Plan:
 
     def run(self, xp: Any, handle: Any, arrays: Sequence[Array]) -> None:
         """Launch the plan on arrays, inputs first."""
-        pointers = {uid + 1: array.data.ptr for uid, array in enumerate(arrays)}
+        pointers = {uid + 1: address_of(array) for uid, array in enumerate(arrays)}
         # The memory may return to the pool at once: its next user on this stream runs later.
         room = xp.empty(self._workspace, "uint8") if self._workspace else None
-        address = 0 if room is None else room.data.ptr
+        address = 0 if room is None else address_of(room)
         if self._index is None:
             self._graph.execute(pointers, address, handle=handle)
         else:

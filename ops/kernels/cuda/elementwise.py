@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from flowmx.bounded_tables import make_room
 from flowmx.ops.formulas.expressions import Expr, placeholder
 from flowmx.ops.kernels.cuda.elementwise_source import Formulas, constant, lower
+from flowmx.ops.kernels.cuda.layouts import address_of
 from flowmx.ops.kernels.cuda.source_kernels import Program, blocks_for
 from flowmx.ops.kernels.llvm.walks import merged_axes
 from flowmx.ops.registry.dtypes import DType
@@ -84,7 +85,7 @@ class Loop(Formulas):
             return False
         addresses, bits = [], 0
         for array in arrays:
-            address = array.data.ptr
+            address = address_of(array)
             addresses.append(address)
             bits |= address
         width = 1 if bits & place.mask else place.width

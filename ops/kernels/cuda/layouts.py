@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from flowmx.ops.kernels.cuda.dnn import Tensor
+from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape
+from flowmx.ops.registry.tensors import ArrayNamespace
 
 Format = Literal["C", "channels last"]
 
@@ -34,7 +36,13 @@ def format_of(arrays: Sequence[Array]) -> Format:
     return "channels last" if any(has_layout(a, "channels last") and not has_layout(a, "C") for a in arrays) else "C"
 
 
-def empty(xp: Any, shape: Shape, dtype: Any, form: Format) -> Array:
+def address_of(array: Array) -> int:
+    """Return the address of a CuPy array's first element."""
+    memory: Any = array.data  # not NumPy's memoryview
+    return int(memory.ptr)
+
+
+def empty(xp: ArrayNamespace, shape: Shape, dtype: DType, form: Format) -> Array:
     """Return a new array with this layout."""
     if form == "C":
         return xp.empty(shape, dtype)
@@ -42,7 +50,7 @@ def empty(xp: Any, shape: Shape, dtype: Any, form: Format) -> Array:
     return xp.empty((shape[0], *shape[2:], shape[1]), dtype).transpose(0, rank - 1, *range(1, rank - 1))
 
 
-def in_layout(xp: Any, array: Array, form: Format) -> Array:
+def in_layout(xp: ArrayNamespace, array: Array, form: Format) -> Array:
     """Return the array, or a copy with this layout."""
     if has_layout(array, form):
         return array

@@ -13,6 +13,7 @@ from typing import Any
 
 from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, placeholder
 from flowmx.ops.kernels.cuda.elementwise_source import Formulas, lower
+from flowmx.ops.kernels.cuda.layouts import address_of
 from flowmx.ops.kernels.cuda.source_kernels import Program
 from flowmx.ops.kernels.llvm.elementwise import FUSED, in_memory_order
 from flowmx.ops.optimizers.updates import WeightUpdate, batched_update
@@ -58,7 +59,7 @@ class BatchedFormulas(Formulas):
             blocks += -(-size // _PIECE)
         words: list[float] = [len(weights), *first, *missing, *sizes, *missing]
         for index in range(len(self._types)):
-            words += [*(arrays[index].data.ptr for arrays, _ in weights), *missing]
+            words += [*(address_of(arrays[index]) for arrays, _ in weights), *missing]
         for index in range(len(self.uniforms)):
             words += [*(numbers[index] for _, numbers in weights), *missing]
         return self._program.launch(xp, blocks, words)

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from flowmx.ops.kernels.cuda.elementwise_source import compute_type, memory_type
-from flowmx.ops.kernels.cuda.layouts import has_layout, run_fallback
+from flowmx.ops.kernels.cuda.layouts import address_of, has_layout, run_fallback
 from flowmx.ops.kernels.cuda.source_kernels import Program, blocks_for
 from flowmx.ops.nn.pooling import Pooling
 from flowmx.ops.registry.dtypes import DType
@@ -179,7 +179,7 @@ def _pool(op: Any, run: Run, arrays: Sequence[Array], data: Array, out: Array, b
     numbers = [number for each in (*pads, pad) for number in each]
     steps = [step for each in arrays for step in _steps(op, each)]
     words = (target.size, channels, *numbers, int(op.count_include_pad is not False))
-    addresses = [each.data.ptr for each in arrays]
+    addresses = [address_of(each) for each in arrays]
     return program.launch(run.xp, blocks_for(target.size), (*words, *addresses, *steps))
 
 

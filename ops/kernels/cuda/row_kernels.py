@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowmx.ops.formulas.expressions import evaluate
+from flowmx.ops.kernels.cuda.layouts import address_of
 from flowmx.ops.kernels.cuda.row_source import Form, Row, RowSource
 from flowmx.ops.kernels.cuda.source_kernels import THREADS, Program
 from flowmx.ops.kernels.llvm.row_loops import Formula, Kind
@@ -60,7 +61,7 @@ class Rows(RowSource):
         if not (is_supported and self.is_exact):
             return False
         arrays = [*map(xp.ascontiguousarray, inputs), *outputs]
-        addresses = [each.data.ptr for each in arrays]
+        addresses = [address_of(each) for each in arrays]
         form = _form(length, self._width(length, addresses))
         count = outputs[0].size // length
         steps = [int(each.size > 1) for each in arrays[self._singles : self._outputs]]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from flowmx.bounded_tables import make_room
 from flowmx.ops.compiled.chain import Chain
@@ -193,7 +193,7 @@ def compile_ahead(chains: Sequence[tuple[Operator, Sequence[Laid], Sequence[Laid
         inputs, outputs = ([_Layout(s, tuple([d.itemsize * n for n in steps]), d) for s, steps, d in a] for a in arrays)
         assert isinstance(chain, Chain)
         if math.prod(outputs[0].shape) * len(chain.links) >= _MIN_SIZE:
-            call = _call(chain, inputs, outputs)
+            call = _call(chain, cast("Sequence[Array]", inputs), cast("Sequence[Array]", outputs))
             programs += [] if call is None else [call.program]
     begin_compiling(programs)
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from flowmx.ops.kernels.llvm.background_compilation import Program, begin_compil
 from flowmx.ops.kernels.onednn.layouts import pointer
 from flowmx.ops.kernels.onednn.library import OneDNNError, check, library
 from flowmx.ops.kernels.recording import LINE, LoopCall, NativeCall, Place, PrimitiveCall
+from flowmx.ops.registry.operators import Array
 
 _LOOP, _TEAM, _CALL, _SET, _COPY, _THREADS, _WORD = range(7)
 """The kinds of records: a loop on this thread, a loop on several, a call with a status, the address of a memory
@@ -366,7 +367,7 @@ class NativeRun:
 
     def _cell(self, place: Place, needs_lines: bool = False) -> int:
         """Return the address of the cell of a place."""
-        array = place.arrays[place.position]
+        array = cast("Array", place.arrays[place.position])
         start = pointer(array)
         address = (-(-start // LINE) * LINE if place.is_aligned else start) + place.offset
         line = LINE - 1 if needs_lines and address % LINE == 0 else 0

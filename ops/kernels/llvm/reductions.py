@@ -59,7 +59,8 @@ def _sums(rows: Rows, x: Array, axes: Sequence[int]) -> Array | None:
             last = np.empty(1, np.float32)
             rows.run(None, (1, rest.size, 1), [rest], [last])
             sums = np.append(sums, last)
-        return sums.sum(keepdims=True)
+        total: Array = sums.sum(keepdims=True)
+        return total
     sums = np.empty(outer, np.float32)
     return sums if length <= _LONGEST and rows.run(None, (outer, length, 1), [x], [sums]) else None
 

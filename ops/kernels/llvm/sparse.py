@@ -187,4 +187,5 @@ def transposed_product(data: Array, places: Array, starts: Array, b: Array, resu
         whole, share = width, max(_COLUMNS, -(-width // (threads * _COLUMNS)) * _COLUMNS)
     arrays = (data, places, starts, b, out)
     team.run(compiled, _pack(0, -(-whole // share), share, width, rows, results, *map(id, arrays)), threads)
-    return out.sum(axis=0) if apart else out[0]
+    product: Array = out.sum(axis=0) if apart else out[0]
+    return product

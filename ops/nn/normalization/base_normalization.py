@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 from flowmx.ops.nn.common import computing_dtype, expect_shape, non_defaults, scratch
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, describe
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import BatchParts, BatchWise
 
 _PART = 1 << 16
@@ -34,7 +35,9 @@ class Frame(NamedTuple):
         return tuple(axis for axis, length in enumerate(self.scale) if length == 1)
 
 
-def standardize(xp: Any, x: Array, over: tuple[int, ...], eps: float, out: Array) -> tuple[Array, Array, Array]:
+def standardize(
+    xp: ArrayNamespace, x: Array, over: tuple[int, ...], eps: float, out: Array
+) -> tuple[Array, Array, Array]:
     """Compute (x - mean)/√(var + eps) into ``out``; return mean, variance and 1/√(var + eps)."""
     dtype = computing_dtype(x.dtype)
     mean = x.mean(axis=over, keepdims=True, dtype=dtype)
@@ -99,7 +102,7 @@ class Normalization(Operator):
         mean, _, inverse = standardize(run.xp, x, frame.over, self.eps, out)
         return mean, inverse
 
-    def gamma(self, xp: Any, gamma: Array, frame: Frame) -> Array:
+    def gamma(self, xp: ArrayNamespace, gamma: Array, frame: Frame) -> Array:
         """Return gamma in the frame's shape."""
         return gamma.reshape(frame.scale)
 
@@ -112,7 +115,7 @@ class Normalization(Operator):
         outputs[1][...] = mean.reshape(outputs[1].shape)
         outputs[2][...] = (inverse if self.inverse_std else 1 / inverse).reshape(outputs[2].shape)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         data, gamma = inputs[:2]
         return list(F.op(f"_backward_{self.name}", heads[0], data, gamma, *list(outputs)[1:], **non_defaults(self)))
 
@@ -195,7 +198,7 @@ class BackwardNormalization(Normalization, hidden=True):
 
     @staticmethod
     def _within(
-        xp: Any, frame: Frame, head: Array, x: Array, mean: Array, inverse: Array, gamma: Array, out: Array,
+        xp: ArrayNamespace, frame: Frame, head: Array, x: Array, mean: Array, inverse: Array, gamma: Array, out: Array,
         sums: list[Array],
     ) -> None:  # fmt: skip
         """Compute the gradient for statistics within each sample.
@@ -214,7 +217,7 @@ class BackwardNormalization(Normalization, hidden=True):
         grad -= (head * gamma).mean(axis=frame.over, keepdims=True)
         xp.multiply(grad, inverse, out=out, casting="unsafe")
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         raise NotImplementedError  # there is no second derivative
 
 

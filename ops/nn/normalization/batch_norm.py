@@ -17,6 +17,7 @@ from flowmx.ops.nn.normalization.base_normalization import (
     standardize,
 )
 from flowmx.ops.registry.operators import Array, Run, Shape, describe, family, operator, option
+from flowmx.ops.registry.tensors import ArrayNamespace
 from flowmx.ops.registry.traits import BatchParts, BatchWise, Quantization
 
 
@@ -54,7 +55,7 @@ class BatchStatistics(
 
     statistics_shape = scale_shape
 
-    def gamma(self, xp: Any, gamma: Array, frame: Frame) -> Array:
+    def gamma(self, xp: ArrayNamespace, gamma: Array, frame: Frame) -> Array:
         return xp.ones_like(gamma).reshape(frame.scale) if self.fix_gamma else gamma.reshape(frame.scale)
 
     def update_moving(self, moving: Array, new: Array) -> None:

@@ -10,6 +10,7 @@ from flowmx.ops.nn.common import non_defaults
 from flowmx.ops.nn.normalization.batch_norm import BatchNorm, BatchStatistics
 from flowmx.ops.registry.kernels import compute_operator
 from flowmx.ops.registry.operators import Array, Run, operator, option, required
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import BatchWise, Precision
 
 
@@ -22,7 +23,7 @@ class BatchNormWithReLU(BatchNorm, quantized=None, batch_wise=BatchWise.OWN):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         compute_operator(BatchNormRelu.create(**non_defaults(self)), run, inputs, outputs)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         head = heads[0] * (outputs[0] > 0)
         return list(F.op("_backward_BatchNorm", head, *inputs[:2], *list(outputs)[1:], **non_defaults(self)))
 
@@ -48,7 +49,7 @@ class SyncBatchNorm(BatchStatistics, precision=Precision.FLOAT32):
         var = outputs[2]
         var[...] = var**-2 - var.dtype.type(self.eps)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         inverse = F.rsqrt(outputs[2] + self.eps)
         arrays = (heads[0], *inputs[:2], outputs[1], inverse, outputs[3])
         return list(F.op("_backward_BatchNorm", *arrays, **self.plain()))

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from flowmx.ops.nn.common import computing_dtype, expect_rank
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, describe, operator, option
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import BatchWise, Precision
 
 
@@ -41,7 +42,7 @@ class L2Normalization(Operator, precision=Precision.FLOAT32, input_named=True, b
         total = xp.square(x, dtype=computing_dtype(x.dtype)).sum(axis=axes, keepdims=True)
         xp.divide(x, xp.sqrt(total + total.dtype.type(self.eps)), out=outputs[0], casting="unsafe")
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         x, y, head = inputs[0], outputs[0], heads[0]
         norm = F.sqrt(F.sum(x * x, keepdims=True, **self.axes()) + self.eps)
         return [(head - y * F.sum(head * y, keepdims=True, **self.axes())) / norm]

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from flowmx.errors import ParameterError
 from flowmx.ops.nn.common import computing_dtype, expect_rank, non_defaults
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, describe, operator, option, required
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import BatchWise, Precision
 
 
@@ -36,7 +37,7 @@ class LRN(Operator, keeps_layout=True, precision=Precision.FLOAT32, input_named=
         expect_rank(self, "data", shapes[0], 4, 4)
         return super().infer_shape(shapes)
 
-    def norm(self, xp: Any, x: Array) -> Array:
+    def norm(self, xp: ArrayNamespace, x: Array) -> Array:
         """Return the base of the power: knorm + alpha/nsize · Σx²."""
         norm = xp.empty(x.shape, computing_dtype(x.dtype))
         _window_sum(xp, xp.square(x, dtype=norm.dtype), self.nsize, norm)
@@ -49,7 +50,7 @@ class LRN(Operator, keeps_layout=True, precision=Precision.FLOAT32, input_named=
         run.xp.power(norm, -self.beta, out=norm)
         run.xp.multiply(inputs[0], norm, out=outputs[0], casting="unsafe")
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_backward_LRN", heads[0], inputs[0], **non_defaults(self))]
 
 
@@ -69,7 +70,7 @@ class BackwardLRN(LRN, hidden=True, batch_wise=BatchWise.EACH):
         window_sums *= 2 * self.beta * self.alpha / self.nsize
         xp.subtract(grad, window_sums, out=outputs[0], casting="unsafe")
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         def window_sum(x: Any) -> Any:
             return F.op("_channel_window_sum", x, nsize=self.nsize)
 
@@ -83,7 +84,7 @@ class BackwardLRN(LRN, hidden=True, batch_wise=BatchWise.EACH):
         return [by_head, (by_data - q * window_sum(h * x * m) - h * m * sums) * c]
 
 
-def _window_sum(xp: Any, x: Array, size: int, out: Array) -> None:
+def _window_sum(xp: ArrayNamespace, x: Array, size: int, out: Array) -> None:
     """Sum ``size`` channels around each channel (axis 1)."""
     out[...] = x
     for shift in range(1, min(size // 2, x.shape[1] - 1) + 1):
@@ -100,5 +101,5 @@ class ChannelWindowSum(Operator, hidden=True, batch_wise=BatchWise.EACH):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         _window_sum(run.xp, inputs[0], self.nsize, outputs[0])
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op("_channel_window_sum", heads[0], nsize=self.nsize)]

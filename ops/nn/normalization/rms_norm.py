@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from flowmx.ops.nn.common import computing_dtype, expect_shape, non_defaults, positive_axis
 from flowmx.ops.nn.normalization.base_normalization import around_axis
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, describe, operator, option
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import BatchParts, BatchWise, Precision
 
 _PART = 1 << 16
@@ -61,7 +62,7 @@ class RMSNorm(Operator, precision=Precision.FLOAT32, batch_wise=BatchWise.FIRST)
             root[part] = xp.sqrt(xp.square(x[part], dtype=dtype).mean(axis=1, keepdims=True) + dtype.type(self.eps))
             xp.multiply(x[part] / root[part], scale, out=out[part], casting="unsafe")
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return list(F.op("_backward_RMSNorm", heads[0], *inputs, outputs[1], **non_defaults(self)))
 
 
@@ -100,7 +101,7 @@ class BackwardRMSNorm(RMSNorm, hidden=True, batch_wise=BatchWise.OWN):
             xp.divide(head[part] * scale - hat, root[part], out=out[part], casting="unsafe")
         outputs[1][...] = total
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         raise NotImplementedError  # there is no second derivative
 
 
