@@ -14,6 +14,7 @@ from flowmx.graph.node import Entry
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import invoke
 from flowmx.ndarray.recording import TapeNode
+from flowmx.ops.registry.tensors import Tensors
 from flowmx.symbol.symbol import Symbol
 
 
@@ -47,7 +48,9 @@ def observed(symbol: Symbol, arrays: Mapping[str, NDArray], hooks: Sequence[OpHo
         inputs = [values[entry] for entry in node.inputs]
         for name, array in zip(input_labels(node.op), inputs, strict=True):
             _show(hooks, f"{node.name}_{name}", node.op.name, array, is_more=True)
-        result = node.op.compute_eagerly(nd, inputs) if node.op.traits.dynamic else invoke(node.op, inputs)
+        result = (
+            node.op.compute_eagerly(nd, cast("Tensors", inputs)) if node.op.traits.dynamic else invoke(node.op, inputs)
+        )
         outputs = [result] if isinstance(result, NDArray) else list(result)
         for index, array in enumerate(outputs):
             values[Entry(node, index)] = array

@@ -20,6 +20,7 @@ from flowmx.ndarray import functions as F
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import allocate, invoke
 from flowmx.ops.registry.operators import Operator, Shape
+from flowmx.ops.registry.tensors import Tensors
 
 
 class Monitor(NamedTuple):
@@ -121,7 +122,7 @@ class Monitored:
         ]
         monitor.at_inputs(node, inputs)
         outputs = (
-            [cast("NDArray", op.compute_eagerly(nd, inputs))]
+            [cast("NDArray", op.compute_eagerly(nd, cast("Tensors", inputs)))]
             if op.traits.dynamic
             else _computed(op, inputs, devices.get(context))
         )
@@ -166,7 +167,8 @@ class Monitored:
         head_gradients = [F.op("zeros_like", outputs[at]) if head is None else head for at, head in enumerate(heads)]
         inputs = [self._values[entry].as_in_context(context) for entry in node.inputs]
         try:
-            gradients = cast("Sequence[NDArray | None]", node.op.gradient(F, inputs, outputs, head_gradients))
+            arguments = [cast("Tensors", arrays) for arrays in (inputs, outputs, head_gradients)]
+            gradients = cast("Sequence[NDArray | None]", node.op.gradient(F, *arguments))
         except NotImplementedError:
             raise AutogradError(f"node {node.name!r}: operator {node.op.name} has no gradient") from None
         monitor.at_gradients(node, gradients)

@@ -22,6 +22,7 @@ from flowmx.ndarray.backward import Walk, leaves_of
 from flowmx.ndarray.core import invoke
 from flowmx.ndarray.creation import empty
 from flowmx.ndarray.recording import Leaf, Scope, TapeNode
+from flowmx.ops.registry.tensors import Tensors
 
 
 class SparseExecutor(UnplannedExecutor):
@@ -79,7 +80,7 @@ class SparseExecutor(UnplannedExecutor):
             if monitor is not None:
                 monitor.at_inputs(node, inputs)
             result = (
-                node.op.compute_eagerly(nd, inputs)
+                node.op.compute_eagerly(nd, cast("Tensors", inputs))
                 if node.op.traits.dynamic
                 else invoke(node.op, inputs, None, self._on(node))
             )

@@ -24,6 +24,7 @@ from flowmx.numpy.operator import CallOperator
 from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import SPEC_LIMIT, Array, Run, Shape, operator, required
 from flowmx.ops.registry.spec import Spec
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensor
 from flowmx.semantics import default_float
 
 if TYPE_CHECKING:
@@ -51,28 +52,28 @@ class Row(NamedTuple):
     draws_integers: bool = False
 
 
-def _location_scale(xp: Any, g: Any, r: Any, loc: Any, scale: Any) -> tuple[Any, Any]:
+def _location_scale(xp: Functions, g: Tensor, r: Tensor, loc: Tensor, scale: Tensor) -> Gradients:
     return g, g * (r - loc) / scale
 
 
-def _interval(xp: Any, g: Any, r: Any, low: Any, high: Any) -> tuple[Any, Any]:
+def _interval(xp: Functions, g: Tensor, r: Tensor, low: Tensor, high: Tensor) -> Gradients:
     fraction = (r - low) / (high - low)
     return g * (1 - fraction), g * fraction
 
 
-def _scale(xp: Any, g: Any, r: Any, scale: Any) -> tuple[Any]:
+def _scale(xp: Functions, g: Tensor, r: Tensor, scale: Tensor) -> Gradients:
     return (g * r / scale,)
 
 
-def _lognormal(xp: Any, g: Any, r: Any, mean: Any, sigma: Any) -> tuple[Any, Any]:
+def _lognormal(xp: Functions, g: Tensor, r: Tensor, mean: Tensor, sigma: Tensor) -> Gradients:
     return g * r, g * r * (xp.log(r) - mean) / sigma
 
 
-def _power(xp: Any, g: Any, r: Any, a: Any) -> tuple[Any]:
+def _power(xp: Functions, g: Tensor, r: Tensor, a: Tensor) -> Gradients:
     return (-g * r * xp.log(r) / a,)
 
 
-def _pareto(xp: Any, g: Any, r: Any, a: Any) -> tuple[Any]:
+def _pareto(xp: Functions, g: Tensor, r: Tensor, a: Tensor) -> Gradients:
     return (-g * (r + 1) * xp.log1p(r) / a,)
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
-from flowmx.numpy.rules.registry import Rule, is_array, refuse, restore_axes
+from flowmx.numpy.rules.registry import Axis, Rule, is_array, refuse, restore_axes
 from flowmx.numpy.table import names
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensor
 
 __all__ = ["COMPLEX", "CONJUGATED", "apply_conjugated"]
 
@@ -29,13 +30,13 @@ COMPLEX: dict[str, Rule] = {}
 """Separate rules for complex numbers."""
 
 
-def apply_conjugated(xp: Any, head: Any, rule: Callable[[Any], Any]) -> Any:
+def apply_conjugated(xp: Functions, head: Tensor, rule: Callable[[Any], Any]) -> Gradients:
     """Apply a real rule, which does not conjugate the derivative."""
     gradients = rule(xp.conjugate(head) if is_array(head) else [xp.conjugate(output) for output in head])
-    return _conjugate_nested(xp, gradients)
+    return cast("Gradients", _conjugate_nested(xp, gradients))
 
 
-def _conjugate_nested(xp: Any, value: Any) -> Any:
+def _conjugate_nested(xp: Functions, value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_conjugate_nested(xp, item) for item in value]
     return None if value is None else xp.conjugate(value)
@@ -50,50 +51,52 @@ def _rule(*functions: str) -> Callable[[Rule], Rule]:
 
 
 @_rule("absolute")
-def _absolute(xp: Any, g: Any, r: Any, x: Any) -> Any:
+def _absolute(xp: Functions, g: Tensor, r: Tensor, x: Tensor) -> Gradients:
     return (g * x / xp.where(r == 0, 1.0, r),)
 
 
 @_rule("angle")
-def _angle(xp: Any, g: Any, r: Any, z: Any, deg: bool = False) -> Any:
+def _angle(xp: Functions, g: Tensor, r: Tensor, z: Tensor, deg: bool = False) -> Gradients:
     length = xp.absolute(z)
     return (z * 1j * (g / (length * length)) * (180 / math.pi if deg else 1.0),)
 
 
 @_rule("real")
-def _real(xp: Any, g: Any, r: Any, x: Any) -> Any:
+def _real(xp: Functions, g: Tensor, r: Tensor, x: Tensor) -> Gradients:
     return (g,)
 
 
 @_rule("imag")
-def _imag(xp: Any, g: Any, r: Any, x: Any) -> Any:
+def _imag(xp: Functions, g: Tensor, r: Tensor, x: Tensor) -> Gradients:
     return (g * 1j,)
 
 
 @_rule("conjugate")
-def _conjugate(xp: Any, g: Any, r: Any, x: Any) -> Any:
+def _conjugate(xp: Functions, g: Tensor, r: Tensor, x: Tensor) -> Gradients:
     return (xp.conjugate(g),)
 
 
 @_rule("power")
-def _power(xp: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
+def _power(xp: Functions, g: Tensor, r: Tensor, x: Tensor, y: Tensor) -> Gradients:
     x_gradient = g * xp.conjugate(y * xp.power(x, y - 1)) if is_array(x) else None
     return x_gradient, g * xp.conjugate(r * xp.log(x)) if is_array(y) else None
 
 
 @_rule("vdot")
-def _vdot(xp: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
+def _vdot(xp: Functions, g: Tensor, r: Tensor, x: Tensor, y: Tensor) -> Gradients:
     return xp.reshape(xp.conjugate(g) * xp.ravel(y), x.shape), xp.reshape(g * xp.ravel(x), y.shape)
 
 
 @_rule("vecdot", "linalg.vecdot")
-def _vecdot(xp: Any, g: Any, r: Any, x: Any, y: Any, axis: int = -1) -> Any:
+def _vecdot(xp: Functions, g: Tensor, r: Tensor, x: Tensor, y: Tensor, axis: int = -1) -> Gradients:
     g = xp.expand_dims(g, axis)
     return xp.conjugate(g) * y, g * x
 
 
 @_rule("linalg.norm", "linalg.vector_norm", "linalg.matrix_norm")
-def _norm(xp: Any, g: Any, r: Any, x: Any, ord: Any = None, axis: Any = None, *_: Any, **others: Any) -> Any:
+def _norm(
+    xp: Functions, g: Tensor, r: Tensor, x: Tensor, ord: Any = None, axis: Axis = None, *_: object, **others: object
+) -> Gradients:
     is_vector = x.ndim == 1 if axis is None else isinstance(axis, int) or len(axis) == 1
     if ord not in (None, "fro") and not (ord == 2 and is_vector):
         refuse(f"linalg.norm of complex numbers with ord={ord!r}")

@@ -6,27 +6,32 @@ import math
 from typing import Any
 
 from flowmx.numpy.rules.registry import getitem, is_array, refuse, rule
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensor
 
 __all__: list[str] = []
 
 
 @rule("cumsum")
-def _cumsum(xp: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
+def _cumsum(
+    xp: Functions, g: Tensor, r: Tensor, x: Tensor, axis: int | None = None, *_: object, **others: object
+) -> Gradients:
     sum_axis = 0 if axis is None else axis
     return (xp.reshape(xp.flip(xp.cumsum(xp.flip(g, sum_axis), sum_axis), sum_axis), x.shape),)
 
 
-def _reverse_cumsum(xp: Any, x: Any, axis: int) -> Any:
+def _reverse_cumsum(xp: Functions, x: Tensor, axis: int) -> Tensor:
     """Sum each element and those after it."""
     return xp.flip(xp.cumsum(xp.flip(x, axis), axis), axis)
 
 
 @rule("nancumsum")
-def _nancumsum(xp: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
+def _nancumsum(
+    xp: Functions, g: Tensor, r: Tensor, x: Tensor, axis: int | None = None, *_: object, **others: object
+) -> Gradients:
     return (xp.reshape(_reverse_cumsum(xp, g, 0 if axis is None else axis), x.shape) * (x == x),)
 
 
-def _cumprod_gradient(xp: Any, g: Any, x: Any, axis: int) -> Any:
+def _cumprod_gradient(xp: Functions, g: Tensor, x: Tensor, axis: int) -> Tensor:
     """Return the gradient of cumulative products along an axis: the product before an element, times its suffix sum.
 
     The suffix sum of an element is g + (next element) * (suffix sum of the next element). It is computed by doubling
@@ -42,7 +47,7 @@ def _cumprod_gradient(xp: Any, g: Any, x: Any, axis: int) -> Any:
     return prefix * suffix
 
 
-def _shift(xp: Any, x: Any, axis: int, by: int, fill: float = 0.0) -> Any:
+def _shift(xp: Functions, x: Tensor, axis: int, by: int, fill: float = 0.0) -> Tensor:
     """Shift elements along an axis, filling the free positions with a number."""
     count = x.shape[axis]
     step = min(abs(by), count)
@@ -52,19 +57,23 @@ def _shift(xp: Any, x: Any, axis: int, by: int, fill: float = 0.0) -> Any:
 
 
 @rule("cumprod")
-def _cumprod(xp: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
+def _cumprod(
+    xp: Functions, g: Tensor, r: Tensor, x: Tensor, axis: int | None = None, *_: object, **others: object
+) -> Gradients:
     if axis is not None:
         return (_cumprod_gradient(xp, g, x, axis),)
     return (xp.reshape(_cumprod_gradient(xp, g, xp.reshape(x, -1), 0), x.shape),)
 
 
 @rule("nancumprod")
-def _nancumprod(xp: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
+def _nancumprod(
+    xp: Functions, g: Tensor, r: Tensor, x: Tensor, axis: int | None = None, *_: object, **others: object
+) -> Gradients:
     gradient = _cumprod(xp, g, r, xp.where(x == x, x, 1.0), axis)[0]
     return (xp.where(x == x, gradient, 0.0),)
 
 
-def _without_initial(g: Any, axis: int, others: dict[str, Any]) -> Any:
+def _without_initial(g: Tensor, axis: int, others: dict[str, object]) -> Tensor:
     """Remove the gradient of the initial 0 or 1 of a cumulative sum or product."""
     if not others.get("include_initial"):
         return g
@@ -72,19 +81,23 @@ def _without_initial(g: Any, axis: int, others: dict[str, Any]) -> Any:
 
 
 @rule("cumulative_sum")
-def _cumulative_sum(xp: Any, g: Any, r: Any, x: Any, axis: Any = None, **others: Any) -> Any:
+def _cumulative_sum(
+    xp: Functions, g: Tensor, r: Tensor, x: Tensor, axis: int | None = None, **others: object
+) -> Gradients:
     axis = 0 if axis is None else axis
     return (_reverse_cumsum(xp, _without_initial(g, axis, others), axis),)
 
 
 @rule("cumulative_prod")
-def _cumulative_prod(xp: Any, g: Any, r: Any, x: Any, axis: Any = None, **others: Any) -> Any:
+def _cumulative_prod(
+    xp: Functions, g: Tensor, r: Tensor, x: Tensor, axis: int | None = None, **others: object
+) -> Gradients:
     axis = 0 if axis is None else axis
     return (_cumprod_gradient(xp, _without_initial(g, axis, others), x, axis),)
 
 
 @rule("diff")
-def _diff(xp: Any, g: Any, r: Any, x: Any, n: int = 1, axis: int = -1, **others: Any) -> Any:
+def _diff(xp: Functions, g: Tensor, r: Tensor, x: Tensor, n: int = 1, axis: int = -1, **others: object) -> Gradients:
     if others:
         refuse("diff with prepend= or append=")
     axis %= x.ndim
@@ -94,7 +107,7 @@ def _diff(xp: Any, g: Any, r: Any, x: Any, n: int = 1, axis: int = -1, **others:
 
 
 @rule("ediff1d")
-def _ediff1d(xp: Any, g: Any, r: Any, x: Any, to_end: Any = None, to_begin: Any = None) -> Any:
+def _ediff1d(xp: Functions, g: Tensor, r: Tensor, x: Tensor, to_end: Any = None, to_begin: Any = None) -> Gradients:
     def length(end: Any) -> int:
         return (
             0 if end is None else math.prod(end.shape) if is_array(end) else len(end) if hasattr(end, "__len__") else 1

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from flowmx.numpy.rules.registry import Rule, is_array, replace_zeros, rule
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensor
 
 __all__ = ["ELEMENTWISE"]
 
@@ -97,28 +98,28 @@ def _base(base: Any, exponent: Any) -> Any:
     return base + (base == 0) * (exponent == 0)
 
 
-def _difference(xp: Any, one: Any, other: Any) -> Any:
+def _difference(xp: Functions, one: Tensor, other: Tensor) -> Tensor:
     """Subtract, with the result 0 for equal numbers, including infinities."""
     return xp.where(one == other, 0.0, one - other)
 
 
 @rule("divmod")
-def _divmod(xp: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
+def _divmod(xp: Functions, g: Tensor, r: Tensor, x: Tensor, y: Tensor) -> Gradients:
     return g[1], -g[1] * r[0]
 
 
 @rule("modf")
-def _modf(xp: Any, g: Any, r: Any, x: Any) -> Any:
+def _modf(xp: Functions, g: Tensor, r: Tensor, x: Tensor) -> Gradients:
     return (g[0],)
 
 
 @rule("frexp")
-def _frexp(xp: Any, g: Any, r: Any, x: Any) -> Any:
+def _frexp(xp: Functions, g: Tensor, r: Tensor, x: Tensor) -> Gradients:
     return (g[0] * xp.exp2(-r[1].astype(x.dtype)),)
 
 
 @rule("i0")
-def _i0(xp: Any, g: Any, r: Any, x: Any) -> Any:
+def _i0(xp: Functions, g: Tensor, r: Tensor, x: Tensor) -> Gradients:
     # Bessel's I1 is the mean of exp(x cos t) cos t over half a period; this sum has full precision up to |x| = 700.
     cosines = xp.cos((xp.arange(128, dtype="float64") + 0.5) * (math.pi / 128))
     terms = xp.exp(xp.expand_dims(x, -1) * cosines) * cosines
@@ -126,7 +127,9 @@ def _i0(xp: Any, g: Any, r: Any, x: Any) -> Any:
 
 
 @rule("clip")
-def _clip(xp: Any, g: Any, r: Any, x: Any, low: Any = None, high: Any = None, **others: Any) -> Any:
+def _clip(
+    xp: Functions, g: Tensor, r: Tensor, x: Tensor, low: Any = None, high: Any = None, **others: Any
+) -> Gradients:
     low, high = (others.get(a, others.get(b, c)) for a, b, c in (("a_min", "min", low), ("a_max", "max", high)))
     inside = x == x
     inside = inside if low is None else inside & (x >= low)

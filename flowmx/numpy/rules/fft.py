@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flowmx.numpy.rules.registry import getitem, rule
+from flowmx.numpy.rules.registry import Axis, getitem, rule
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensor
 
 __all__: list[str] = []
 
@@ -13,7 +14,7 @@ _INVERSE_NORM = {None: "forward", "backward": "forward", "forward": "backward", 
 """The norm for which the inverse transform has the scale factor of the transform."""
 
 
-def _resize(xp: Any, g: Any, length: int, axis: int) -> Any:
+def _resize(xp: Functions, g: Tensor, length: int, axis: int) -> Tensor:
     """Crop or zero-pad a gradient along an axis to a length."""
     size = g.shape[axis]
     if size > length:
@@ -23,18 +24,18 @@ def _resize(xp: Any, g: Any, length: int, axis: int) -> Any:
     return g
 
 
-def _complex_gradient(xp: Any, g: Any, x: Any, axis: int, norm: Any, inverse: bool) -> Any:
+def _complex_gradient(xp: Functions, g: Tensor, x: Tensor, axis: int, norm: str | None, inverse: bool) -> Tensor:
     back = xp.fft.fft if inverse else xp.fft.ifft
     return _resize(xp, back(g, axis=axis, norm=_INVERSE_NORM[norm]), x.shape[axis], axis)
 
 
-def _real_input_gradient(xp: Any, g: Any, x: Any, axis: int, norm: Any, n: int | None) -> Any:
+def _real_input_gradient(xp: Functions, g: Tensor, x: Tensor, axis: int, norm: str | None, n: int | None) -> Tensor:
     count = x.shape[axis] if n is None else n
     gradient = xp.fft.ifft(g, n=count, axis=axis, norm=_INVERSE_NORM[norm])
     return xp.real(_resize(xp, gradient, x.shape[axis], axis))
 
 
-def _real_output_gradient(xp: Any, g: Any, x: Any, axis: int, norm: Any) -> Any:
+def _real_output_gradient(xp: Functions, g: Tensor, x: Tensor, axis: int, norm: str | None) -> Tensor:
     """Return the gradient of a transform with real output, whose input also represents its mirrored half."""
     count = g.shape[axis]
     gradient = xp.fft.rfft(g, axis=axis, norm=_INVERSE_NORM[norm])
@@ -44,32 +45,44 @@ def _real_output_gradient(xp: Any, g: Any, x: Any, axis: int, norm: Any) -> Any:
 
 
 @rule("fft.fft")
-def _fft(xp: Any, g: Any, r: Any, a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+def _fft(
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, n: Any = None, axis: int = -1, norm: str | None = None
+) -> Gradients:
     return (_complex_gradient(xp, g, a, axis % a.ndim, norm, False),)
 
 
 @rule("fft.ifft")
-def _ifft(xp: Any, g: Any, r: Any, a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+def _ifft(
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, n: Any = None, axis: int = -1, norm: str | None = None
+) -> Gradients:
     return (_complex_gradient(xp, g, a, axis % a.ndim, norm, True),)
 
 
 @rule("fft.rfft")
-def _rfft(xp: Any, g: Any, r: Any, a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+def _rfft(
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, n: Any = None, axis: int = -1, norm: str | None = None
+) -> Gradients:
     return (_real_input_gradient(xp, g, a, axis % a.ndim, norm, n),)
 
 
 @rule("fft.irfft")
-def _irfft(xp: Any, g: Any, r: Any, a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+def _irfft(
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, n: Any = None, axis: int = -1, norm: str | None = None
+) -> Gradients:
     return (_real_output_gradient(xp, g, a, axis % a.ndim, norm),)
 
 
 @rule("fft.hfft")
-def _hfft(xp: Any, g: Any, r: Any, a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+def _hfft(
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, n: Any = None, axis: int = -1, norm: str | None = None
+) -> Gradients:
     return (xp.conjugate(_real_output_gradient(xp, g, a, axis % a.ndim, _INVERSE_NORM[norm])),)
 
 
 @rule("fft.ihfft")
-def _ihfft(xp: Any, g: Any, r: Any, a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+def _ihfft(
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, n: Any = None, axis: int = -1, norm: str | None = None
+) -> Gradients:
     return (_real_input_gradient(xp, xp.conjugate(g), a, axis % a.ndim, _INVERSE_NORM[norm], n),)
 
 
@@ -79,50 +92,68 @@ def _resolve_axes(a: Any, s: Any, axes: Any) -> Sequence[int]:
     return [axis % a.ndim for axis in axes]
 
 
-def _complex_gradients(xp: Any, g: Any, a: Any, axes: Sequence[int], norm: Any, inverse: bool) -> Any:
+def _complex_gradients(
+    xp: Functions, g: Tensor, a: Tensor, axes: Sequence[int], norm: str | None, inverse: bool
+) -> Tensor:
     for axis in axes:
         g = _complex_gradient(xp, g, a, axis, norm, inverse)
     return g
 
 
 @rule("fft.fftn")
-def _fftn(xp: Any, g: Any, r: Any, a: Any, s: Any = None, axes: Any = None, norm: Any = None) -> Any:
+def _fftn(
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, s: Any = None, axes: Axis = None, norm: str | None = None
+) -> Gradients:
     return (_complex_gradients(xp, g, a, _resolve_axes(a, s, axes), norm, False),)
 
 
 @rule("fft.ifftn")
-def _ifftn(xp: Any, g: Any, r: Any, a: Any, s: Any = None, axes: Any = None, norm: Any = None) -> Any:
+def _ifftn(
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, s: Any = None, axes: Axis = None, norm: str | None = None
+) -> Gradients:
     return (_complex_gradients(xp, g, a, _resolve_axes(a, s, axes), norm, True),)
 
 
 @rule("fft.fft2")
-def _fft2(xp: Any, g: Any, r: Any, a: Any, s: Any = None, axes: Any = (-2, -1), norm: Any = None) -> Any:
+def _fft2(
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, s: Any = None, axes: Axis = (-2, -1), norm: str | None = None
+) -> Gradients:
     return _fftn(xp, g, r, a, s, axes, norm)
 
 
 @rule("fft.ifft2")
-def _ifft2(xp: Any, g: Any, r: Any, a: Any, s: Any = None, axes: Any = (-2, -1), norm: Any = None) -> Any:
+def _ifft2(
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, s: Any = None, axes: Axis = (-2, -1), norm: str | None = None
+) -> Gradients:
     return _ifftn(xp, g, r, a, s, axes, norm)
 
 
 @rule("fft.rfftn")
-def _rfftn(xp: Any, g: Any, r: Any, a: Any, s: Any = None, axes: Any = None, norm: Any = None) -> Any:
+def _rfftn(
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, s: Any = None, axes: Axis = None, norm: str | None = None
+) -> Gradients:
     *others, last = _resolve_axes(a, s, axes)
     count = None if s is None or s[-1] == -1 else s[-1]
     return (_real_input_gradient(xp, _complex_gradients(xp, g, a, others, norm, False), a, last, norm, count),)
 
 
 @rule("fft.irfftn")
-def _irfftn(xp: Any, g: Any, r: Any, a: Any, s: Any = None, axes: Any = None, norm: Any = None) -> Any:
+def _irfftn(
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, s: Any = None, axes: Axis = None, norm: str | None = None
+) -> Gradients:
     *others, last = _resolve_axes(a, s, axes)
     return (_complex_gradients(xp, _real_output_gradient(xp, g, a, last, norm), a, others, norm, True),)
 
 
 @rule("fft.rfft2")
-def _rfft2(xp: Any, g: Any, r: Any, a: Any, s: Any = None, axes: Any = (-2, -1), norm: Any = None) -> Any:
+def _rfft2(
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, s: Any = None, axes: Axis = (-2, -1), norm: str | None = None
+) -> Gradients:
     return _rfftn(xp, g, r, a, s, axes, norm)
 
 
 @rule("fft.irfft2")
-def _irfft2(xp: Any, g: Any, r: Any, a: Any, s: Any = None, axes: Any = (-2, -1), norm: Any = None) -> Any:
+def _irfft2(
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, s: Any = None, axes: Axis = (-2, -1), norm: str | None = None
+) -> Gradients:
     return _irfftn(xp, g, r, a, s, axes, norm)

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowmx.numpy.rules.registry import divide, extension, getitem, is_array, refuse, restore_axes, rule
+from flowmx.numpy.rules.registry import Axis, divide, extension, getitem, is_array, refuse, restore_axes, rule
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensor, as_list
 
 __all__: list[str] = []
 
 
 @rule("interp")
 def _interp(
-    np: Any, g: Any, r: Any, x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None
-) -> Any:
+    np: Functions,
+    g: Tensor,
+    r: Tensor,
+    x: Tensor,
+    xp: Tensor,
+    fp: Tensor,
+    left: Tensor | float | None = None,
+    right: Tensor | float | None = None,
+    period: float | None = None,
+) -> Gradients:
     # NumPy calls the sample positions xp, so the namespace is np here.
     dtype = next(array.dtype for array in (fp, x, xp) if is_array(array))
     x, xp, fp = (array if is_array(array) else np.array(array, dtype=dtype) for array in (x, xp, fp))
@@ -28,7 +37,7 @@ def _interp(
     head = g if left is None else np.where(before, 0.0, g)
     head = head if right is None else np.where(after, 0.0, head)
 
-    def at_samples(lower: Any, upper: Any) -> Any:
+    def at_samples(lower: Tensor, upper: Tensor) -> Tensor:
         return extension(below, "added_at", lower, count) + extension(below + 1, "added_at", upper, count)
 
     fp_gradient = at_samples(head * (1 - fraction), head * fraction)
@@ -39,9 +48,11 @@ def _interp(
 
 
 @rule("gradient")
-def _gradient(xp: Any, g: Any, r: Any, f: Any, *spacings: Any, axis: Any = None, edge_order: int = 1) -> Any:
+def _gradient(
+    xp: Functions, g: Tensor, r: Tensor, f: Tensor, *spacings: Any, axis: Axis = None, edge_order: int = 1
+) -> Gradients:
     axes = range(f.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
-    heads = g if isinstance(g, list) else [g]
+    heads = as_list(g)
     if not spacings:
         spacings = (1.0,)
     if len(spacings) == 1:
@@ -57,7 +68,9 @@ def _gradient(xp: Any, g: Any, r: Any, f: Any, *spacings: Any, axis: Any = None,
 
 
 @rule("trapezoid")
-def _trapezoid(xp: Any, g: Any, r: Any, y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
+def _trapezoid(
+    xp: Functions, g: Tensor, r: Tensor, y: Tensor, x: Tensor | None = None, dx: Any = 1.0, axis: int = -1
+) -> Gradients:
     axis %= y.ndim
     count = y.shape[axis]
     head = restore_axes(xp, g, y, axis)
@@ -86,5 +99,5 @@ def _trapezoid(xp: Any, g: Any, r: Any, y: Any, x: Any = None, dx: Any = 1.0, ax
 
 
 @rule("unwrap")
-def _unwrap(xp: Any, g: Any, r: Any, p: Any, *_: Any, **others: Any) -> Any:
+def _unwrap(xp: Functions, g: Tensor, r: Tensor, p: Tensor, *_: object, **others: object) -> Gradients:
     return (g,)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 from flowmx.numpy.rules.registry import (
     RULES,
+    Axis,
     divide,
     extension,
     for_matrices,
@@ -17,33 +18,34 @@ from flowmx.numpy.rules.registry import (
     rule,
     transpose_last,
 )
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensor
 
 __all__: list[str] = []
 
 
 @rule("linalg.inv")
-def _inv(xp: Any, g: Any, r: Any, x: Any) -> Any:
+def _inv(xp: Functions, g: Tensor, r: Tensor, x: Tensor) -> Gradients:
     back = transpose_last(xp, r)
     return (-xp.matmul(xp.matmul(back, g), back),)
 
 
 @rule("linalg.det")
-def _det(xp: Any, g: Any, r: Any, x: Any) -> Any:
+def _det(xp: Functions, g: Tensor, r: Tensor, x: Tensor) -> Gradients:
     return (for_matrices(xp, g) * extension(x, "cofactors"),)
 
 
 @rule("cofactors")
-def _cofactors(xp: Any, g: Any, r: Any, x: Any) -> Any:
+def _cofactors(xp: Functions, g: Tensor, r: Tensor, x: Tensor) -> Gradients:
     return (extension(x, "cofactors_along", g),)
 
 
 @rule("linalg.slogdet")
-def _slogdet(xp: Any, g: Any, r: Any, x: Any) -> Any:
+def _slogdet(xp: Functions, g: Tensor, r: Tensor, x: Tensor) -> Gradients:
     return (for_matrices(xp, g[1]) * transpose_last(xp, xp.linalg.inv(x)),)
 
 
 @rule("linalg.solve")
-def _solve(xp: Any, g: Any, r: Any, a: Any, b: Any) -> Any:
+def _solve(xp: Functions, g: Tensor, r: Tensor, a: Tensor, b: Tensor) -> Gradients:
     b_gradient = xp.linalg.solve(transpose_last(xp, a), g)
     if b.ndim == 1:
         return -xp.expand_dims(b_gradient, -1) * xp.expand_dims(r, -2), b_gradient
@@ -51,7 +53,7 @@ def _solve(xp: Any, g: Any, r: Any, a: Any, b: Any) -> Any:
 
 
 @rule("linalg.cholesky")
-def _cholesky(xp: Any, g: Any, r: Any, x: Any, **others: Any) -> Any:
+def _cholesky(xp: Functions, g: Tensor, r: Tensor, x: Tensor, **others: object) -> Gradients:
     if others.get("upper"):
         refuse("linalg.cholesky with upper=True")
     half = xp.tril(xp.matmul(transpose_last(xp, r), g))
@@ -62,7 +64,7 @@ def _cholesky(xp: Any, g: Any, r: Any, x: Any, **others: Any) -> Any:
 
 
 @rule("linalg.eigh")
-def _eigh(xp: Any, g: Any, r: Any, x: Any, *_: Any, **others: Any) -> Any:
+def _eigh(xp: Functions, g: Tensor, r: Tensor, x: Tensor, *_: object, **others: object) -> Gradients:
     (w_gradient, v_gradient), (w, v) = g, r
     unit = xp.eye(x.shape[-1], dtype=x.dtype)
     gaps = xp.expand_dims(w, -2) - xp.expand_dims(w, -1)
@@ -72,13 +74,15 @@ def _eigh(xp: Any, g: Any, r: Any, x: Any, *_: Any, **others: Any) -> Any:
 
 
 @rule("linalg.eigvalsh")
-def _eigvalsh(xp: Any, g: Any, r: Any, x: Any, *_: Any, **others: Any) -> Any:
+def _eigvalsh(xp: Functions, g: Tensor, r: Tensor, x: Tensor, *_: object, **others: object) -> Gradients:
     v = xp.linalg.eigh(x)[1]
     return (xp.matmul(v * xp.expand_dims(g, -2), transpose_last(xp, v)),)
 
 
 @rule("linalg.norm", "linalg.vector_norm", "linalg.matrix_norm")
-def _norm(xp: Any, g: Any, r: Any, x: Any, ord: Any = None, axis: Any = None, *_: Any, **others: Any) -> Any:
+def _norm(
+    xp: Functions, g: Tensor, r: Tensor, x: Tensor, ord: Any = None, axis: Axis = None, *_: object, **others: object
+) -> Gradients:
     axes = (axis,) if isinstance(axis, int) else axis
     is_vector = x.ndim == 1 if axes is None else len(axes) == 1
     head, result = restore_axes(xp, g, x, axis), restore_axes(xp, r, x, axis)
@@ -108,7 +112,9 @@ def _norm(xp: Any, g: Any, r: Any, x: Any, ord: Any = None, axis: Any = None, *_
 
 
 @rule("linalg.svd")
-def _svd(xp: Any, g: Any, r: Any, x: Any, full_matrices: bool = True, compute_uv: bool = True, **_: Any) -> Any:
+def _svd(
+    xp: Functions, g: Tensor, r: Tensor, x: Tensor, full_matrices: bool = True, compute_uv: bool = True, **_: object
+) -> Gradients:
     if not compute_uv:
         return _svdvals(xp, g, r, x)
     if full_matrices and x.shape[-2] != x.shape[-1]:
@@ -133,13 +139,13 @@ def _svd(xp: Any, g: Any, r: Any, x: Any, full_matrices: bool = True, compute_uv
 
 
 @rule("linalg.svdvals")
-def _svdvals(xp: Any, g: Any, r: Any, x: Any, *_: Any, **others: Any) -> Any:
+def _svdvals(xp: Functions, g: Tensor, r: Tensor, x: Tensor, *_: object, **others: object) -> Gradients:
     u, _s, v = xp.linalg.svd(x, full_matrices=False)
     return (xp.matmul(u * xp.expand_dims(g, -2), v),)
 
 
 @rule("linalg.qr")
-def _qr(xp: Any, g: Any, r: Any, x: Any, mode: str = "reduced", **_: Any) -> Any:
+def _qr(xp: Functions, g: Tensor, r: Tensor, x: Tensor, mode: str = "reduced", **_: object) -> Gradients:
     rows, columns = x.shape[-2:]
     if mode not in ("reduced", "complete") or (mode == "complete" and rows > columns):
         refuse(f"linalg.qr with mode={mode!r}")
@@ -157,7 +163,7 @@ def _qr(xp: Any, g: Any, r: Any, x: Any, mode: str = "reduced", **_: Any) -> Any
 
 
 @rule("linalg.pinv")
-def _pinv(xp: Any, g: Any, r: Any, x: Any, *_: Any, **others: Any) -> Any:
+def _pinv(xp: Functions, g: Tensor, r: Tensor, x: Tensor, *_: object, **others: object) -> Gradients:
     back, head = transpose_last(xp, r), transpose_last(xp, g)
     rows_gradient = xp.matmul(head - xp.matmul(x, xp.matmul(r, head)), xp.matmul(r, back))
     columns_gradient = xp.matmul(xp.matmul(back, r), head - xp.matmul(xp.matmul(head, r), x))
@@ -165,14 +171,14 @@ def _pinv(xp: Any, g: Any, r: Any, x: Any, *_: Any, **others: Any) -> Any:
 
 
 @rule("linalg.tensorinv")
-def _tensorinv(xp: Any, g: Any, r: Any, x: Any, ind: int = 2) -> Any:
+def _tensorinv(xp: Functions, g: Tensor, r: Tensor, x: Tensor, ind: int = 2) -> Gradients:
     size = math.prod(x.shape[:ind])
     back, head = (xp.reshape(array, (size, size)) for array in (r, g))
     return (xp.reshape(-xp.matmul(xp.matmul(transpose_last(xp, back), head), transpose_last(xp, back)), x.shape),)
 
 
 @rule("linalg.tensorsolve")
-def _tensorsolve(xp: Any, g: Any, r: Any, a: Any, b: Any, axes: Any = None) -> Any:
+def _tensorsolve(xp: Functions, g: Tensor, r: Tensor, a: Tensor, b: Tensor, axes: Axis = None) -> Gradients:
     axes = () if axes is None else (axes,) if isinstance(axes, int) else tuple(axis % a.ndim for axis in axes)
     order = (*(index for index in range(a.ndim) if index not in axes), *axes)
     moved = xp.transpose(a, order)
@@ -184,7 +190,7 @@ def _tensorsolve(xp: Any, g: Any, r: Any, a: Any, b: Any, axes: Any = None) -> A
 
 
 @rule("linalg.multi_dot")
-def _multi_dot(xp: Any, g: Any, r: Any, arrays: Any, *_: Any) -> Any:
+def _multi_dot(xp: Functions, g: Tensor, r: Tensor, arrays: Any, *_: object) -> Gradients:
     gradients = []
     is_vector_first, is_vector_last = arrays[0].ndim == 1, arrays[-1].ndim == 1
     matrices = [*arrays]
@@ -200,11 +206,11 @@ def _multi_dot(xp: Any, g: Any, r: Any, arrays: Any, *_: Any) -> Any:
         for matrix in reversed(matrices[index + 1 :]):
             gradient = xp.matmul(gradient, transpose_last(xp, matrix))
         gradients.append(xp.reshape(gradient, arrays[index].shape))
-    return (gradients,)
+    return (cast("Tensor", gradients),)
 
 
 @rule("linalg.matrix_power")
-def _matrix_power(xp: Any, g: Any, r: Any, x: Any, n: int) -> Any:
+def _matrix_power(xp: Functions, g: Tensor, r: Tensor, x: Tensor, n: int) -> Gradients:
     # Sum the gradients of the factors of x^n; for a negative power, of the inverse.
     base = xp.linalg.inv(x) if n < 0 else x
     gradient = None
@@ -218,7 +224,7 @@ def _matrix_power(xp: Any, g: Any, r: Any, x: Any, n: int) -> Any:
 
 
 @rule("linalg.cond")
-def _cond(xp: Any, g: Any, r: Any, x: Any, p: Any = None) -> Any:
+def _cond(xp: Functions, g: Tensor, r: Tensor, x: Tensor, p: Any = None) -> Gradients:
     head = xp.reshape(g, (*g.shape, 1, 1))
     if p in (None, 2, -2):
         u, s, v = xp.linalg.svd(x, full_matrices=False)
@@ -231,17 +237,18 @@ def _cond(xp: Any, g: Any, r: Any, x: Any, p: Any = None) -> Any:
     norm, inverse = RULES["linalg.norm"], xp.linalg.inv(x)
     one, other = (xp.linalg.norm(matrix, p, axis=(-2, -1)) for matrix in (x, inverse))
     inverse_gradient = norm(xp, g * one, other, inverse, p, (-2, -1))[0]
-    return (norm(xp, g * other, one, x, p, (-2, -1))[0] + RULES["linalg.inv"](xp, inverse_gradient, inverse, x)[0],)
+    terms = norm(xp, g * other, one, x, p, (-2, -1)), RULES["linalg.inv"](xp, inverse_gradient, inverse, x)
+    return (cast("Tensor", terms[0][0]) + terms[1][0],)
 
 
 @rule("linalg.lstsq")
-def _lstsq(xp: Any, g: Any, r: Any, a: Any, b: Any, *_: Any, **others: Any) -> Any:
+def _lstsq(xp: Functions, g: Tensor, r: Tensor, a: Tensor, b: Tensor, *_: object, **others: object) -> Gradients:
     """Add the gradients of the solution (for full rank), of the residual sums of squares and of the singular values."""
     inverse = xp.linalg.pinv(a)
     back = transpose_last(xp, inverse)
     vector = b.ndim == 1
     target, solution, head = (xp.reshape(array, (-1, 1)) if vector else array for array in (b, r[0], g[0]))
-    a_gradient = RULES["linalg.pinv"](xp, xp.matmul(head, transpose_last(xp, target)), inverse, a)[0]
+    a_gradient: Any = RULES["linalg.pinv"](xp, xp.matmul(head, transpose_last(xp, target)), inverse, a)[0]
     b_gradient = xp.matmul(back, head)
     if r[1].size:
         residual = (target - xp.matmul(a, solution)) * g[1] * 2
@@ -250,13 +257,13 @@ def _lstsq(xp: Any, g: Any, r: Any, a: Any, b: Any, *_: Any, **others: Any) -> A
     return a_gradient, xp.reshape(b_gradient, b.shape)
 
 
-def _eig_gradient(xp: Any, w_gradient: Any, v_gradient: Any, w: Any, v: Any, is_real: bool) -> Any:
+def _eig_gradient(xp: Functions, w_gradient: Tensor, v_gradient: Tensor, w: Tensor, v: Tensor, is_real: bool) -> Tensor:
     back = xp.conjugate(transpose_last(xp, v))
     gradient = xp.linalg.solve(back, xp.matmul(_eig_inner(xp, w_gradient, v_gradient, w, v, back), back))
     return xp.real(gradient) if is_real else gradient
 
 
-def _eig_inner(xp: Any, w_gradient: Any, v_gradient: Any, w: Any, v: Any, back: Any) -> Any:
+def _eig_inner(xp: Functions, w_gradient: Tensor, v_gradient: Tensor, w: Tensor, v: Tensor, back: Tensor) -> Tensor:
     unit = xp.eye(w.shape[-1], dtype=w.dtype)
     gaps = xp.conjugate(xp.expand_dims(w, -2) - xp.expand_dims(w, -1))
     projection = xp.matmul(back, v_gradient)
@@ -267,19 +274,21 @@ def _eig_inner(xp: Any, w_gradient: Any, v_gradient: Any, w: Any, v: Any, back: 
 
 
 @rule("linalg.eig")
-def _eig(xp: Any, g: Any, r: Any, a: Any) -> Any:
+def _eig(xp: Functions, g: Tensor, r: Tensor, a: Tensor) -> Gradients:
     (w_gradient, v_gradient), (w, v) = g, r
     return (_eig_gradient(xp, w_gradient, v_gradient, w, v, a.dtype.kind == "f"),)
 
 
 @rule("linalg.eigvals")
-def _eigvals(xp: Any, g: Any, r: Any, a: Any) -> Any:
+def _eigvals(xp: Functions, g: Tensor, r: Tensor, a: Tensor) -> Gradients:
     w, v = xp.linalg.eig(a)
     return (_eig_gradient(xp, g, v * 0, w, v, a.dtype.kind == "f"),)
 
 
 @rule("trace", "linalg.trace")
-def _trace(xp: Any, g: Any, r: Any, x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, **others: Any) -> Any:
+def _trace(
+    xp: Functions, g: Tensor, r: Tensor, x: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1, **others: object
+) -> Gradients:
     axis1, axis2 = axis1 % x.ndim, axis2 % x.ndim
     unit = xp.eye(x.shape[axis1], x.shape[axis2], offset, dtype=x.dtype)
     return (xp.moveaxis(xp.reshape(g, (*g.shape, 1, 1)) * unit, (-2, -1), (axis1, axis2)),)

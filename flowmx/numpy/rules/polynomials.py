@@ -6,11 +6,12 @@ import math
 from typing import Any
 
 from flowmx.numpy.rules.registry import getitem, is_array, refuse, rule
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensor
 
 __all__: list[str] = []
 
 
-def _full_gradient(xp: Any, g: Any, long: int, short: int, mode: str) -> Any:
+def _full_gradient(xp: Functions, g: Tensor, long: int, short: int, mode: str) -> Tensor:
     """Pad the gradient of a cropped convolution to that of the full convolution."""
     full = long + short - 1
     first = {"full": 0, "same": (short - 1) // 2, "valid": short - 1}[mode]
@@ -18,13 +19,13 @@ def _full_gradient(xp: Any, g: Any, long: int, short: int, mode: str) -> Any:
 
 
 @rule("convolve")
-def _convolve(xp: Any, g: Any, r: Any, a: Any, v: Any, mode: str = "full") -> Any:
+def _convolve(xp: Functions, g: Tensor, r: Tensor, a: Tensor, v: Tensor, mode: str = "full") -> Gradients:
     head = _full_gradient(xp, g, max(a.size, v.size), min(a.size, v.size), mode)
     return tuple(xp.convolve(head, xp.flip(xp.reshape(other, -1)), mode="valid") for other in (v, a))
 
 
 @rule("correlate")
-def _correlate(xp: Any, g: Any, r: Any, a: Any, v: Any, mode: str = "valid") -> Any:
+def _correlate(xp: Functions, g: Tensor, r: Tensor, a: Tensor, v: Tensor, mode: str = "valid") -> Gradients:
     swapped = v.size > a.size  # NumPy flips the shorter array, and then the result
     if swapped and mode != "full":
         v_gradient, a_gradient = _correlate(xp, xp.flip(g), r, v, a, mode)
@@ -33,36 +34,36 @@ def _correlate(xp: Any, g: Any, r: Any, a: Any, v: Any, mode: str = "valid") -> 
     return a_gradient, xp.flip(flipped_gradient)
 
 
-def _trailing(xp: Any, g: Any, x: Any) -> Any:
+def _trailing(xp: Functions, g: Tensor, x: Tensor) -> Tensor:
     return getitem(g, slice(g.shape[0] - x.shape[0], None)) if x.ndim else getitem(g, -1)
 
 
 @rule("polyadd")
-def _polyadd(xp: Any, g: Any, r: Any, a: Any, b: Any) -> Any:
+def _polyadd(xp: Functions, g: Tensor, r: Tensor, a: Tensor, b: Tensor) -> Gradients:
     return _trailing(xp, g, a), _trailing(xp, g, b)
 
 
 @rule("polysub")
-def _polysub(xp: Any, g: Any, r: Any, a: Any, b: Any) -> Any:
+def _polysub(xp: Functions, g: Tensor, r: Tensor, a: Tensor, b: Tensor) -> Gradients:
     return _trailing(xp, g, a), -_trailing(xp, g, b)
 
 
 @rule("polymul")
-def _polymul(xp: Any, g: Any, r: Any, a: Any, b: Any) -> Any:
+def _polymul(xp: Functions, g: Tensor, r: Tensor, a: Tensor, b: Tensor) -> Gradients:
     if not (is_array(a) and is_array(b)) or g.shape[0] != a.size + b.size - 1:
         refuse("polymul of lists, or with zeros for the highest powers,")
     return _convolve(xp, g, r, a, b)
 
 
 @rule("polyder")
-def _polyder(xp: Any, g: Any, r: Any, p: Any, m: int = 1) -> Any:
+def _polyder(xp: Functions, g: Tensor, r: Tensor, p: Tensor, m: int = 1) -> Gradients:
     degree = p.shape[0] - 1
     factors = [math.perm(degree - index, m) for index in range(g.shape[0])]
     return (xp.pad(g * xp.array(factors, dtype=g.dtype), (0, p.shape[0] - g.shape[0])),)
 
 
 @rule("polyint")
-def _polyint(xp: Any, g: Any, r: Any, p: Any, m: int = 1, k: Any = None) -> Any:
+def _polyint(xp: Functions, g: Tensor, r: Tensor, p: Tensor, m: int = 1, k: Tensor | None = None) -> Gradients:
     if is_array(k):
         refuse("polyint with an array k")
     count = p.shape[0]
@@ -71,7 +72,7 @@ def _polyint(xp: Any, g: Any, r: Any, p: Any, m: int = 1, k: Any = None) -> Any:
 
 
 @rule("polyval")
-def _polyval(xp: Any, g: Any, r: Any, p: Any, x: Any) -> Any:
+def _polyval(xp: Functions, g: Tensor, r: Tensor, p: Tensor, x: Tensor) -> Gradients:
     if not is_array(p) or not is_array(x):
         refuse("polyval of a list")
     count = p.shape[0]
@@ -84,7 +85,7 @@ def _polyval(xp: Any, g: Any, r: Any, p: Any, x: Any) -> Any:
 
 
 @rule("vander")
-def _vander(xp: Any, g: Any, r: Any, x: Any, N: Any = None, increasing: bool = False) -> Any:
+def _vander(xp: Functions, g: Tensor, r: Tensor, x: Tensor, N: Any = None, increasing: bool = False) -> Gradients:
     count = g.shape[-1]
     powers = xp.arange(count, dtype=x.dtype)
     powers = powers if increasing else xp.flip(powers)

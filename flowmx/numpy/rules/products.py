@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowmx.numpy.rules.registry import is_array, refuse, rule
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensor
 
 __all__: list[str] = []
 
 
 @rule("matmul", "linalg.matmul")
-def _matmul(xp: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
+def _matmul(xp: Functions, g: Tensor, r: Tensor, x: Tensor, y: Tensor) -> Gradients:
     a = xp.expand_dims(x, 0) if x.ndim == 1 else x
     b = xp.expand_dims(y, 1) if y.ndim == 1 else y
     if x.ndim == 1:
@@ -27,7 +28,7 @@ def _matmul(xp: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
 
 
 @rule("dot")
-def _dot(xp: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
+def _dot(xp: Functions, g: Tensor, r: Tensor, x: Tensor, y: Tensor) -> Gradients:
     if not is_array(y):
         return (g * y,)
     if not is_array(x):
@@ -38,19 +39,19 @@ def _dot(xp: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
 
 
 @rule("inner")
-def _inner(xp: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
+def _inner(xp: Functions, g: Tensor, r: Tensor, x: Tensor, y: Tensor) -> Gradients:
     if x.ndim == 0 or y.ndim == 0:
         return g * y, g * x
     return _tensordot(xp, g, r, x, y, ((x.ndim - 1,), (y.ndim - 1,)))
 
 
 @rule("vdot")
-def _vdot(xp: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
+def _vdot(xp: Functions, g: Tensor, r: Tensor, x: Tensor, y: Tensor) -> Gradients:
     return xp.reshape(g * xp.ravel(y), x.shape), xp.reshape(g * xp.ravel(x), y.shape)
 
 
 @rule("outer", "linalg.outer")
-def _outer(xp: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
+def _outer(xp: Functions, g: Tensor, r: Tensor, x: Tensor, y: Tensor) -> Gradients:
     return (
         xp.reshape(xp.matmul(g, xp.ravel(y)), x.shape),
         xp.reshape(xp.matmul(xp.transpose(g), xp.ravel(x)), y.shape),
@@ -58,7 +59,7 @@ def _outer(xp: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
 
 
 @rule("tensordot", "linalg.tensordot")
-def _tensordot(xp: Any, g: Any, r: Any, x: Any, y: Any, axes: Any = 2) -> Any:
+def _tensordot(xp: Functions, g: Tensor, r: Tensor, x: Tensor, y: Tensor, axes: Any = 2) -> Gradients:
     if isinstance(axes, int):
         left, right = tuple(range(x.ndim - axes, x.ndim)), tuple(range(axes))
     else:
@@ -78,13 +79,13 @@ def _tensordot(xp: Any, g: Any, r: Any, x: Any, y: Any, axes: Any = 2) -> Any:
 
 
 @rule("vecdot", "linalg.vecdot")
-def _vecdot(xp: Any, g: Any, r: Any, x: Any, y: Any, axis: int = -1) -> Any:
+def _vecdot(xp: Functions, g: Tensor, r: Tensor, x: Tensor, y: Tensor, axis: int = -1) -> Gradients:
     g = xp.expand_dims(g, axis)
     return g * y, g * x
 
 
 @rule("kron")
-def _kron(xp: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
+def _kron(xp: Functions, g: Tensor, r: Tensor, x: Tensor, y: Tensor) -> Gradients:
     ndim = max(x.ndim, y.ndim)
     a, b = ((1,) * (ndim - array.ndim) + array.shape for array in (x, y))
     pairs = xp.reshape(g, tuple(n for pair in zip(a, b, strict=True) for n in pair))
@@ -97,14 +98,14 @@ def _kron(xp: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
 
 
 @rule("cross", "linalg.cross")
-def _cross(xp: Any, g: Any, r: Any, x: Any, y: Any, **axes: Any) -> Any:
+def _cross(xp: Functions, g: Tensor, r: Tensor, x: Tensor, y: Tensor, **axes: Any) -> Gradients:
     if axes or x.shape[-1] != 3 or y.shape[-1] != 3:
         refuse("cross of 2-element vectors, or along another axis")
     return xp.cross(y, g), xp.cross(g, x)
 
 
 @rule("einsum")
-def _einsum(xp: Any, g: Any, r: Any, subscripts: Any, *operands: Any, **others: Any) -> Any:
+def _einsum(xp: Functions, g: Tensor, r: Tensor, subscripts: Any, *operands: Any, **others: object) -> Gradients:
     if not isinstance(subscripts, str):
         refuse("einsum without a subscripts string")
     text = _expand_ellipses(subscripts.replace(" ", ""), [operand.ndim for operand in operands])
@@ -156,10 +157,10 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @rule("matvec")
-def _matvec(xp: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
+def _matvec(xp: Functions, g: Tensor, r: Tensor, x: Tensor, y: Tensor) -> Gradients:
     return xp.expand_dims(g, -1) * xp.expand_dims(y, -2), xp.sum(x * xp.expand_dims(g, -1), axis=-2)
 
 
 @rule("vecmat")
-def _vecmat(xp: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
+def _vecmat(xp: Functions, g: Tensor, r: Tensor, x: Tensor, y: Tensor) -> Gradients:
     return xp.sum(y * xp.expand_dims(g, -2), axis=-1), xp.expand_dims(x, -1) * xp.expand_dims(g, -2)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowmx.numpy.rules.registry import axes_of, from_rows, refuse, rule, to_rows
+from flowmx.numpy.rules.registry import Axis, Rule, axes_of, from_rows, refuse, rule, to_rows
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensor
 
 __all__: list[str] = []
 
 
-def _quantile_gradient(xp: Any, function: str, g: Any, x: Any, axis: Any, q: Any = None, **kwargs: Any) -> Any:
+def _quantile_gradient(
+    xp: Functions, function: str, g: Tensor, x: Tensor, axis: Axis, q: Tensor | None = None, **kwargs: str
+) -> Tensor:
     """Return the gradient of a quantile.
 
     A quantile is one of the sorted numbers or lies between two neighbours. The same quantile of their positions gives
@@ -22,7 +25,7 @@ def _quantile_gradient(xp: Any, function: str, g: Any, x: Any, axis: Any, q: Any
     numbers = xp.arange(count, dtype="float64")
     ranked = xp.take_along_axis(rows, order, axis=-1)
     places = xp.where(ranked == ranked, numbers, float("nan"))
-    several = bool(q.ndim) if hasattr(q, "ndim") else isinstance(q, (list, tuple))
+    several = bool(q.ndim) if q is not None and hasattr(q, "ndim") else isinstance(q, (list, tuple))
     extra = () if q is None else (q,)
     index = getattr(xp, function)(places, *extra, axis=-1, **kwargs)
     leading = index.shape[:1] if several else ()
@@ -36,21 +39,24 @@ def _quantile_gradient(xp: Any, function: str, g: Any, x: Any, axis: Any, q: Any
     return from_rows(xp, gradient, x, axes)
 
 
-def _quantile(function: str) -> Any:
+def _quantile(function: str) -> Rule:
     def gradient(
-        xp: Any, g: Any, r: Any, x: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: Any = False,
-        method: str = "linear", *_: Any, weights: Any = None, **others: Any,
-    ) -> Any:  # fmt: skip
+        xp: Functions, g: Tensor, r: Tensor, x: Tensor, q: Tensor, axis: Axis = None, out: object = None,
+        overwrite_input: object = False, method: str = "linear", *_: object,
+        weights: Tensor | None = None, **others: object,
+    ) -> Gradients:  # fmt: skip
         if weights is not None:
             refuse(f"{function} with weights=")
-        method = others.get("interpolation") or method
+        method = str(others.get("interpolation") or method)
         return (_quantile_gradient(xp, function, g, x, axis, q, method=method),)
 
     return gradient
 
 
-def _median(function: str) -> Any:
-    def gradient(xp: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
+def _median(function: str) -> Rule:
+    def gradient(
+        xp: Functions, g: Tensor, r: Tensor, x: Tensor, axis: Axis = None, *_: object, **others: object
+    ) -> Gradients:
         return (_quantile_gradient(xp, function, g, x, axis),)
 
     return gradient
@@ -63,7 +69,9 @@ for _name in ("percentile", "nanpercentile", "quantile", "nanquantile"):
 
 
 @rule("partition")
-def _partition(xp: Any, g: Any, r: Any, x: Any, kth: Any, axis: Any = -1, *_: Any, **others: Any) -> Any:
+def _partition(
+    xp: Functions, g: Tensor, r: Tensor, x: Tensor, kth: Any, axis: Axis = -1, *_: object, **others: object
+) -> Gradients:
     if axis is None:
         refuse("partition with axis=None")
     order = xp.argpartition(x, kth, axis=axis)
@@ -71,7 +79,7 @@ def _partition(xp: Any, g: Any, r: Any, x: Any, kth: Any, axis: Any = -1, *_: An
 
 
 @rule("sort")
-def _sort(xp: Any, g: Any, r: Any, x: Any, axis: Any = -1, *_: Any, **others: Any) -> Any:
+def _sort(xp: Functions, g: Tensor, r: Tensor, x: Tensor, axis: Axis = -1, *_: object, **others: object) -> Gradients:
     if axis is None:
         return (xp.reshape(xp.take(g, xp.argsort(xp.argsort(xp.ravel(x), kind="stable"))), x.shape),)
     order = xp.argsort(xp.argsort(x, axis=axis, kind="stable"), axis=axis)

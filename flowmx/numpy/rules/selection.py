@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from flowmx.numpy.rules.registry import extension, is_array, rule
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensor
 
 __all__: list[str] = []
 
 
 @rule("select")
-def _select(xp: Any, g: Any, r: Any, conditions: Any, choices: Any, default: Any = 0) -> Any:
+def _select(xp: Functions, g: Tensor, r: Tensor, conditions: Any, choices: Any, default: Tensor | float = 0) -> Any:
     remaining, gradients = None, []
     for condition in conditions:
         selected = condition if remaining is None else condition & remaining
@@ -21,18 +22,20 @@ def _select(xp: Any, g: Any, r: Any, conditions: Any, choices: Any, default: Any
 
 
 @rule("extract")
-def _extract(xp: Any, g: Any, r: Any, condition: Any, arr: Any) -> Any:
+def _extract(xp: Functions, g: Tensor, r: Tensor, condition: Tensor, arr: Tensor) -> Gradients:
     places = xp.flatnonzero(condition)
     return None, xp.reshape(extension(places, "added_at", g, arr.size), arr.shape)
 
 
 @rule("compress")
-def _compress(xp: Any, g: Any, r: Any, condition: Any, a: Any, axis: Any = None, *_: Any) -> Any:
+def _compress(
+    xp: Functions, g: Tensor, r: Tensor, condition: Tensor, a: Tensor, axis: int | None = None, *_: object
+) -> Gradients:
     places = xp.flatnonzero(xp.asarray(condition))
     if axis is None:
         return None, xp.reshape(extension(places, "added_at", g, a.size), a.shape)
     gradient = xp.zeros(tuple(a.shape[index] for index in _axis_first(axis % a.ndim, a.ndim)), dtype=g.dtype)
-    gradient[places] = xp.moveaxis(g, axis, 0)
+    cast("Any", gradient)[places] = xp.moveaxis(g, axis, 0)
     return None, xp.moveaxis(gradient, 0, axis)
 
 
@@ -41,10 +44,12 @@ def _axis_first(axis: int, ndim: int) -> list[int]:
 
 
 @rule("reshape")
-def _reshape(xp: Any, g: Any, r: Any, x: Any, *_: Any, **others: Any) -> Any:
+def _reshape(xp: Functions, g: Tensor, r: Tensor, x: Tensor, *_: object, **others: object) -> Gradients:
     return (xp.reshape(g, x.shape),)
 
 
 @rule("bincount")
-def _bincount(xp: Any, g: Any, r: Any, x: Any, weights: Any = None, minlength: int = 0) -> Any:
+def _bincount(
+    xp: Functions, g: Tensor, r: Tensor, x: Tensor, weights: Tensor | None = None, minlength: int = 0
+) -> Gradients:
     return None, None if weights is None else xp.take(g, x)
