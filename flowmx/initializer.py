@@ -17,7 +17,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -35,6 +35,10 @@ __all__ = [
     "Bilinear", "Constant", "FusedRNN", "InitDesc", "Initializer", "LSTMBias", "Load", "MSRAPrelu", "Mixed", "Normal",
     "One", "Orthogonal", "Uniform", "Xavier", "Zero", "alias", "create", "register",
 ]  # fmt: skip
+
+
+InitializerLike: TypeAlias = "Initializer | str | Callable[..., object] | None"
+"""An initializer, its name or JSON, or a function of a name and an array; None for the default."""
 
 
 class InitDesc(str):

@@ -19,6 +19,7 @@ from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.gluon.scope import Scope, name_block
 from flowmx.gluon.utils import HookHandle, Hooks, brief_list, indent
 from flowmx.ndarray.files import load_named
+from flowmx.ops.registry.tensors import Tensor
 from flowmx.semantics import semantics
 from flowmx.suggestions import refuse_unknown
 from flowmx.symbol import Symbol
@@ -26,7 +27,7 @@ from flowmx.symbol import Symbol
 __all__ = ["Block"]
 
 B = TypeVar("B", bound="Block")
-A = TypeVar("A", bound="nd.NDArray | Symbol")
+A = TypeVar("A", bound="nd.NDArray | Symbol | Tensor")
 """The type of a layer's input and output: an array or a symbol."""
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)

@@ -22,7 +22,7 @@ from flowmx.ndarray.array import check_request
 from flowmx.ndarray.creation import untouched
 from flowmx.ndarray.mixed_devices import plain
 from flowmx.ndarray.views import mark, variable_of
-from flowmx.ops.registry.dtypes import as_dtype, name_of
+from flowmx.ops.registry.dtypes import DTypeLike, as_dtype, name_of
 from flowmx.ops.registry.operators import Shape
 from flowmx.overrides import is_replaced
 from flowmx.semantics import semantics, with_semantics
@@ -76,9 +76,10 @@ class Parameter:
     """The trainer, for a sparse parameter only."""
 
     def __init__(
-        self, name: str, grad_req: str = "write", shape: int | Sequence[int] | None = None, dtype: Any = np.float32,
-        lr_mult: float = 1.0, wd_mult: float = 1.0, init: Any = None, allow_deferred_init: bool = False,
-        differentiable: bool = True, stype: str = "default", grad_stype: str = "default",
+        self, name: str, grad_req: str = "write", shape: int | Sequence[int] | None = None,
+        dtype: DTypeLike = np.float32, lr_mult: float = 1.0, wd_mult: float = 1.0, init: Any = None,
+        allow_deferred_init: bool = False, differentiable: bool = True, stype: str = "default",
+        grad_stype: str = "default",
     ) -> None:  # fmt: skip
         for key, storage in (("stype", stype), ("grad_stype", grad_stype)):
             if storage not in _STYPES:
@@ -144,7 +145,7 @@ class Parameter:
         return self._dtype
 
     @dtype.setter
-    def dtype(self, dtype: Any) -> None:
+    def dtype(self, dtype: DTypeLike) -> None:
         self.cast(dtype)
 
     @property
@@ -517,7 +518,7 @@ class Parameter:
             if not is_fresh:
                 self._mark_used(ctx)
 
-    def cast(self, dtype: Any) -> None:
+    def cast(self, dtype: DTypeLike) -> None:
         """Change the element type of the arrays and gradients."""
         as_dtype(dtype)
         self._dtype, self._var = dtype, None

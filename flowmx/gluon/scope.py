@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypedDict
 
 from flowmx import name
 from flowmx.gluon.parameter_dict import ParameterDict
@@ -49,6 +50,13 @@ class Scope:
 
 
 _current: ContextVar[Value[Scope | None]] = ContextVar("flowmx_block_scope", default=Value(None))  # noqa: B039
+
+
+class BlockOptions(TypedDict, total=False):
+    """The arguments that every block takes."""
+
+    prefix: str | None
+    params: ParameterDict | None
 
 
 def name_block(prefix: str | None, params: ParameterDict | None, hint: str) -> tuple[str, ParameterDict]:

@@ -8,11 +8,12 @@ from typing import Any, cast
 
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
-from flowmx.gluon.rnn.cell_steps import StepResult
 from flowmx.ndarray import NDArray
 from flowmx.symbol import Symbol
 
 Weights = Mapping[str, NDArray]
+StepResult = tuple[Any, list[Any]]
+"""The output of a step, or the outputs of some, and the next states."""
 
 
 class RNNParams:

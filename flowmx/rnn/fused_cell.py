@@ -7,10 +7,9 @@ from typing import Any, cast
 from flowmx import initializer as init
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
-from flowmx.gluon.rnn.cell_steps import StepResult
 from flowmx.ndarray import NDArray
 from flowmx.ops.recurrent.layout import GATES, PackedWeights, carve
-from flowmx.rnn.base_cell import BaseRNNCell, RNNParams, Weights, merge_steps, split, time_axis
+from flowmx.rnn.base_cell import BaseRNNCell, RNNParams, StepResult, Weights, merge_steps, split, time_axis
 from flowmx.rnn.modifiers import DropoutCell
 from flowmx.rnn.stacks import BidirectionalCell, SequentialRNNCell
 from flowmx.rnn.standard_cells import GRUCell, LSTMCell, RNNCell

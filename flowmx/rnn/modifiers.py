@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from flowmx import symbol as sym
-from flowmx.gluon.rnn.cell_steps import StepResult
 from flowmx.gluon.rnn.modifiers import mix, unmodified
 from flowmx.ndarray import NDArray
-from flowmx.rnn.base_cell import BaseRNNCell, RNNParams, Weights, merge_steps, split
+from flowmx.ops.registry.tensors import Tensor
+from flowmx.rnn.base_cell import BaseRNNCell, RNNParams, StepResult, Weights, merge_steps, split
 from flowmx.symbol import Symbol
 
 
@@ -109,7 +109,7 @@ class ZoneoutCell(ModifierCell):
     def __call__(self, inputs: Any, states: list[Any]) -> StepResult:
         output, after = self.base_cell(inputs, states)
         before = sym.zeros((0, 0)) if self.prev_output is None else self.prev_output
-        output = mix(sym, self.zoneout_outputs, output, before)
+        output = mix(sym, self.zoneout_outputs, cast("Tensor", output), cast("Tensor", before))
         after = [mix(sym, self.zoneout_states, new, old) for new, old in zip(after, states, strict=True)]
         self.prev_output = output
         return output, after

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowmx import symbol as sym
-from flowmx.gluon.rnn.cell_steps import StepResult
 from flowmx.ndarray import NDArray
-from flowmx.rnn.base_cell import BaseRNNCell, RNNParams, Weights, split, time_axis
+from flowmx.rnn.base_cell import BaseRNNCell, RNNParams, StepResult, Weights, split, time_axis
 from flowmx.symbol import Symbol
 
 

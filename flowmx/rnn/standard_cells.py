@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from flowmx import initializer as init
 from flowmx import symbol as sym
 from flowmx.gluon.rnn import cell_steps
-from flowmx.rnn.base_cell import BaseRNNCell, RNNParams
+from flowmx.ops.registry.tensors import Tensor
+from flowmx.rnn.base_cell import BaseRNNCell, RNNParams, StepResult
 from flowmx.symbol import Symbol
 
 
@@ -49,12 +51,14 @@ class GatedCell(BaseRNNCell):
         h2h = sym.FullyConnected(state, self._hW, self._hB, num_hidden=rows, name=f"{name}h2h")
         return i2h, h2h
 
-    def __call__(self, inputs: Any, states: list[Any]) -> cell_steps.StepResult:
+    def __call__(self, inputs: Any, states: list[Any]) -> StepResult:
         name = self._step_name()
         i2h, h2h = self._transform(inputs, states[0], name)
         act = partial(self._get_activation, activation=self._activation)
-        step = cell_steps.CellStep(sym, name + self._inner, act, out=f"{name}out", axis=self._axis)
-        return self.kind.step(step, i2h, h2h, states)
+        step = cell_steps.CellStep(
+            sym, name + self._inner, cast("Callable[..., Tensor]", act), out=f"{name}out", axis=self._axis
+        )
+        return cast("StepResult", self.kind.step(step, cast("Tensor", i2h), cast("Tensor", h2h), states))
 
 
 class RNNCell(GatedCell):

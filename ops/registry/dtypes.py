@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from flowmx.errors import TypeInferenceError
 
@@ -24,6 +25,8 @@ _TABLE: list[tuple[str, int, Any]] = [
 ]  # fmt: skip
 
 DType = np.dtype[Any]
+DTypeLike = npt.DTypeLike | int | None
+"""What names an element type: a name, a NumPy type, a dtype or MXNet's number; None for the default."""
 FLOAT32: DType = np.dtype(np.float32)
 BY_NAME: dict[str, DType] = {name: np.dtype(kind) for name, _, kind in _TABLE}
 NAMES: dict[DType, str] = {dtype: name for name, dtype in BY_NAME.items()}
@@ -33,7 +36,7 @@ BY_FLAG: dict[int, DType] = {flag: np.dtype(kind) for _, flag, kind in _TABLE}
 _cache: dict[Any, DType] = {}
 
 
-def as_dtype(value: Any) -> DType:
+def as_dtype(value: DTypeLike) -> DType:
     """Return the dtype for a name, a NumPy type, a dtype or MXNet's number (None: float32).
 
     Raises:
@@ -68,7 +71,7 @@ def dtype_named(text: str) -> DType:
     return np.dtype(text)
 
 
-def _lookup(value: Any) -> DType:
+def _lookup(value: DTypeLike) -> DType:
     if value is None:
         return FLOAT32
     if isinstance(value, str) and value in BY_NAME:
@@ -76,7 +79,7 @@ def _lookup(value: Any) -> DType:
     if isinstance(value, int) and not isinstance(value, bool) and value in BY_FLAG:
         return BY_FLAG[value]
     try:
-        dtype: DType | None = dtype_named(value) if isinstance(value, str) else np.dtype(value)
+        dtype: DType | None = dtype_named(value) if isinstance(value, str) else np.dtype(cast("Any", value))
     except (TypeError, ValueError):  # ValueError: an invalid dtype of fields
         dtype = None
     if dtype is not None and dtype.names == ("bfloat16",) and "bfloat16" in BY_NAME:  # how MXNet's scripts spell it
@@ -87,7 +90,7 @@ def _lookup(value: Any) -> DType:
     return dtype
 
 
-def _shorten(value: Any) -> str:
+def _shorten(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from flowmx import ndarray as nd
 from flowmx.ndarray import NDArray
+from flowmx.ops.registry.dtypes import DTypeLike
 
 __all__ = ["Append", "AsList", "Group", "Pad", "Stack", "default_batchify_fn", "default_mp_batchify_fn"]
 
@@ -103,7 +104,7 @@ class Pad:
     """
 
     def __init__(
-        self, val: float = 0, dtype: Any = None, round_to: int | Sequence[int] | None = None,
+        self, val: float = 0, dtype: DTypeLike = None, round_to: int | Sequence[int] | None = None,
         use_shared_mem: bool = False,
     ) -> None:  # fmt: skip
         self._val = val

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 from flowmx.gluon.hybrid import Layer
+from flowmx.gluon.scope import BlockOptions
+from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = ["Loss"]
 
@@ -21,7 +23,7 @@ class Loss(Layer):
         TypeError: the weight is not a number.
     """
 
-    def __init__(self, weight: float | None, batch_axis: int, **kwargs: Any) -> None:
+    def __init__(self, weight: float | None, batch_axis: int, **kwargs: Unpack[BlockOptions]) -> None:
         if weight is not None and not isinstance(weight, (int, float)):
             raise TypeError(f"{type(self).__name__}: weight is {weight!r}, expected a number")
         super().__init__(**kwargs)
@@ -30,11 +32,11 @@ class Loss(Layer):
     def __repr__(self) -> str:
         return f"{type(self).__name__}(batch_axis={self._batch_axis}, w={self._weight})"
 
-    def _mean(self, F: Any, loss: Any, sample_weight: Any, factor: float = 1.0) -> Any:
+    def _mean(self, F: Functions, loss: Tensor, sample_weight: Tensor | None, factor: float = 1.0) -> Tensor:
         """Return the mean of the weighted loss of each sample."""
         return F.mean(self._apply_weights(F, loss, sample_weight, factor), axis=self._batch_axis, exclude=True)
 
-    def _apply_weights(self, F: Any, loss: Any, sample_weight: Any, factor: float = 1.0) -> Any:
+    def _apply_weights(self, F: Functions, loss: Tensor, sample_weight: Tensor | None, factor: float = 1.0) -> Tensor:
         if sample_weight is not None:
             loss = F.broadcast_mul(loss, sample_weight)
         return loss if self._weight is None else loss * (self._weight * factor)

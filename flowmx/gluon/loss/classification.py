@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from flowmx.gluon.loss.base_loss import Loss
+from flowmx.gluon.scope import BlockOptions
 from flowmx.ndarray import NDArray, core
 from flowmx.ndarray.functions import op
 from flowmx.ops.registry.dtypes import FLOAT32
+from flowmx.ops.registry.tensors import Functions, Tensor
 from flowmx.ops.sparse.shapes import SparseShape
 
 __all__ = [
@@ -32,24 +34,35 @@ class SigmoidBinaryCrossEntropyLoss(Loss):
     """
 
     def __init__(
-        self, from_sigmoid: bool = False, weight: float | None = None, batch_axis: int = 0, **kwargs: Any
+        self,
+        from_sigmoid: bool = False,
+        weight: float | None = None,
+        batch_axis: int = 0,
+        **kwargs: Unpack[BlockOptions],
     ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
         self._from_sigmoid = from_sigmoid
 
-    def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None, pos_weight: Any = None) -> Any:
+    def hybrid_forward(
+        self,
+        F: Functions,
+        pred: Tensor,
+        label: Tensor,
+        sample_weight: Tensor | None = None,
+        pos_weight: Tensor | None = None,
+    ) -> Tensor:
         label = F.reshape_like(label, pred)
         entropy = self._probabilities_entropy if self._from_sigmoid else self._logits_entropy
         return self._mean(F, entropy(F, pred, label, pos_weight), sample_weight)
 
-    def _logits_entropy(self, F: Any, pred: Any, label: Any, pos_weight: Any) -> Any:
+    def _logits_entropy(self, F: Functions, pred: Tensor, label: Tensor, pos_weight: Tensor | None) -> Tensor:
         tail = F.Activation(-F.abs(pred), act_type="softrelu")  # log(1 + exp(-|x|)) cannot overflow
         if pos_weight is None:
             return F.relu(pred) - pred * label + tail
         factor = 1 + F.broadcast_mul(label, pos_weight - 1)
         return pred - pred * label + factor * (tail + F.relu(-pred))
 
-    def _probabilities_entropy(self, F: Any, pred: Any, label: Any, pos_weight: Any) -> Any:
+    def _probabilities_entropy(self, F: Functions, pred: Tensor, label: Tensor, pos_weight: Tensor | None) -> Tensor:
         positive = F.log(pred + 1e-12) * label
         if pos_weight is not None:
             positive = F.broadcast_mul(positive, pos_weight)
@@ -70,14 +83,15 @@ class SoftmaxCrossEntropyLoss(Loss):
 
     def __init__(
         self, axis: int = -1, sparse_label: bool = True, from_logits: bool = False, weight: float | None = None,
-        batch_axis: int = 0, **kwargs: Any,
+        batch_axis: int = 0, **kwargs: Unpack[BlockOptions],
     ) -> None:  # fmt: skip
         super().__init__(weight, batch_axis, **kwargs)
         self._axis, self._sparse_label, self._from_logits = axis, sparse_label, from_logits
 
-    def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
+    def hybrid_forward(self, F: Functions, pred: Tensor, label: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         if sample_weight is None and isinstance(pred, NDArray) and self._can_fuse(pred, label):
-            return op("_class_cross_entropy", pred, label)
+            loss: Tensor = op("_class_cross_entropy", pred, label)
+            return loss
         if not self._from_logits:
             pred = F.log_softmax(pred, axis=self._axis)
         if self._sparse_label:
@@ -118,12 +132,17 @@ class KLDivLoss(Loss):
     """
 
     def __init__(
-        self, from_logits: bool = True, axis: int = -1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any
+        self,
+        from_logits: bool = True,
+        axis: int = -1,
+        weight: float | None = None,
+        batch_axis: int = 0,
+        **kwargs: Unpack[BlockOptions],
     ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
         self._from_logits, self._axis = from_logits, axis
 
-    def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
+    def hybrid_forward(self, F: Functions, pred: Tensor, label: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         if not self._from_logits:
             pred = F.log_softmax(pred, axis=self._axis)
         loss = self._apply_weights(F, label * (F.log(label + 1e-12) - pred), sample_weight)
@@ -140,21 +159,23 @@ class HingeLoss(Loss):
         **kwargs: ``prefix`` and ``params``.
     """
 
-    def __init__(self, margin: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any) -> None:
+    def __init__(
+        self, margin: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Unpack[BlockOptions]
+    ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
         self._margin = margin
 
-    def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
+    def hybrid_forward(self, F: Functions, pred: Tensor, label: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         return self._mean(F, self._cost(F, F.relu(self._margin - pred * F.reshape_like(label, pred))), sample_weight)
 
-    def _cost(self, F: Any, shortfall: Any) -> Any:
+    def _cost(self, F: Functions, shortfall: Tensor) -> Tensor:
         return shortfall
 
 
 class SquaredHingeLoss(HingeLoss):
     """The square of :class:`HingeLoss` (before the mean); the arguments are the same."""
 
-    def _cost(self, F: Any, shortfall: Any) -> Any:
+    def _cost(self, F: Functions, shortfall: Tensor) -> Tensor:
         return F.square(shortfall)
 
 
@@ -172,14 +193,18 @@ class LogisticLoss(Loss):
     """
 
     def __init__(
-        self, weight: float | None = None, batch_axis: int = 0, label_format: str = "signed", **kwargs: Any
+        self,
+        weight: float | None = None,
+        batch_axis: int = 0,
+        label_format: str = "signed",
+        **kwargs: Unpack[BlockOptions],
     ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
         if label_format not in ("signed", "binary"):
             raise ValueError(f"LogisticLoss: label_format is {label_format!r}, expected 'signed' or 'binary'")
         self._label_format = label_format
 
-    def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
+    def hybrid_forward(self, F: Functions, pred: Tensor, label: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         label = F.reshape_like(label, pred)
         if self._label_format == "signed":
             label = (label + 1.0) / 2.0

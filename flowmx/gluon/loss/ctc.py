@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 from flowmx.gluon.loss.base_loss import Loss
+from flowmx.gluon.scope import BlockOptions
+from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = ["CTCLoss"]
 
@@ -25,7 +27,7 @@ class CTCLoss(Loss):
     """
 
     def __init__(
-        self, layout: str = "NTC", label_layout: str = "NT", weight: float | None = None, **kwargs: Any
+        self, layout: str = "NTC", label_layout: str = "NT", weight: float | None = None, **kwargs: Unpack[BlockOptions]
     ) -> None:
         for name, value, choices in (("layout", layout, ("NTC", "TNC")), ("label_layout", label_layout, ("NT", "TN"))):
             if value not in choices:
@@ -34,9 +36,9 @@ class CTCLoss(Loss):
         self._layout, self._label_layout = layout, label_layout
 
     def hybrid_forward(
-        self, F: Any, pred: Any, label: Any, pred_lengths: Any = None, label_lengths: Any = None,
-        sample_weight: Any = None,
-    ) -> Any:  # fmt: skip
+        self, F: Functions, pred: Tensor, label: Tensor, pred_lengths: Tensor | None = None,
+        label_lengths: Tensor | None = None, sample_weight: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         if self._layout == "NTC":
             pred = F.swapaxes(pred, 0, 1)
         if self._batch_axis == 1:

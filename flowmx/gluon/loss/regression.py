@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Unpack
 
 from flowmx.gluon.loss.base_loss import Loss
+from flowmx.gluon.scope import BlockOptions
+from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = ["HuberLoss", "L1Loss", "L2Loss", "PoissonNLLLoss"]
 
@@ -19,10 +21,10 @@ class L2Loss(Loss):
         **kwargs: ``prefix`` and ``params``.
     """
 
-    def __init__(self, weight: float | None = 1.0, batch_axis: int = 0, **kwargs: Any) -> None:
+    def __init__(self, weight: float | None = 1.0, batch_axis: int = 0, **kwargs: Unpack[BlockOptions]) -> None:
         super().__init__(1.0 if weight is None else weight, batch_axis, **kwargs)
 
-    def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
+    def hybrid_forward(self, F: Functions, pred: Tensor, label: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         return self._mean(F, F.square(F.reshape_like(label, pred) - pred), sample_weight, 0.5)
 
 
@@ -35,10 +37,10 @@ class L1Loss(Loss):
         **kwargs: ``prefix`` and ``params``.
     """
 
-    def __init__(self, weight: float | None = None, batch_axis: int = 0, **kwargs: Any) -> None:
+    def __init__(self, weight: float | None = None, batch_axis: int = 0, **kwargs: Unpack[BlockOptions]) -> None:
         super().__init__(weight, batch_axis, **kwargs)
 
-    def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
+    def hybrid_forward(self, F: Functions, pred: Tensor, label: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         return self._mean(F, F.abs(F.reshape_like(label, pred) - pred), sample_weight)
 
 
@@ -54,11 +56,13 @@ class HuberLoss(Loss):
         **kwargs: ``prefix`` and ``params``.
     """
 
-    def __init__(self, rho: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any) -> None:
+    def __init__(
+        self, rho: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Unpack[BlockOptions]
+    ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
         self._rho = rho
 
-    def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
+    def hybrid_forward(self, F: Functions, pred: Tensor, label: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         distance = F.abs(F.reshape_like(label, pred) - pred)
         square = 0.5 / self._rho * F.square(distance)
         loss = F.where(distance > self._rho, distance - 0.5 * self._rho, square)
@@ -78,12 +82,14 @@ class PoissonNLLLoss(Loss):
 
     def __init__(
         self, weight: float | None = None, from_logits: bool = True, batch_axis: int = 0, compute_full: bool = False,
-        **kwargs: Any,
+        **kwargs: Unpack[BlockOptions],
     ) -> None:  # fmt: skip
         super().__init__(weight, batch_axis, **kwargs)
         self._from_logits, self._compute_full = from_logits, compute_full
 
-    def hybrid_forward(self, F: Any, pred: Any, target: Any, sample_weight: Any = None, epsilon: float = 1e-08) -> Any:
+    def hybrid_forward(
+        self, F: Functions, pred: Tensor, target: Tensor, sample_weight: Tensor | None = None, epsilon: float = 1e-08
+    ) -> Tensor:
         target = F.reshape_like(target, pred)
         if self._from_logits:
             loss = F.exp(pred) - target * pred

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack, cast
 
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.gluon.loss.base_loss import Loss
 from flowmx.gluon.loss.classification import KLDivLoss
+from flowmx.gluon.scope import BlockOptions
+from flowmx.ops.registry.tensors import Functions, Tensor
 from flowmx.overrides import is_replaced
 
 __all__ = ["CosineEmbeddingLoss", "SDMLLoss", "TripletLoss"]
@@ -25,11 +27,13 @@ class TripletLoss(Loss):
         **kwargs: ``prefix`` and ``params``.
     """
 
-    def __init__(self, margin: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any) -> None:
+    def __init__(
+        self, margin: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Unpack[BlockOptions]
+    ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
         self._margin = margin
 
-    def hybrid_forward(self, F: Any, pred: Any, positive: Any, negative: Any) -> Any:
+    def hybrid_forward(self, F: Functions, pred: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         near, far = (F.square(F.reshape_like(other, pred) - pred) for other in (positive, negative))
         difference = F.sum(near - far, axis=self._batch_axis, exclude=True)
         return self._apply_weights(F, F.relu(difference + self._margin), None)
@@ -45,18 +49,22 @@ class CosineEmbeddingLoss(Loss):
         **kwargs: ``prefix`` and ``params``.
     """
 
-    def __init__(self, weight: float | None = None, batch_axis: int = 0, margin: float = 0, **kwargs: Any) -> None:
+    def __init__(
+        self, weight: float | None = None, batch_axis: int = 0, margin: float = 0, **kwargs: Unpack[BlockOptions]
+    ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
         self._margin = margin
 
-    def hybrid_forward(self, F: Any, input1: Any, input2: Any, label: Any, sample_weight: Any = None) -> Any:
+    def hybrid_forward(
+        self, F: Functions, input1: Tensor, input2: Tensor, label: Tensor, sample_weight: Tensor | None = None
+    ) -> Tensor:
         label = F.reshape(label, shape=(-1, 1))
         cosine = self._cosine_similarity(F, F.reshape_like(input1, input2), input2)
         near = (1 - cosine) * (label == 1)
         far = F.relu((label == -1) * (cosine - self._margin))
         return self._apply_weights(F, near + far, sample_weight)
 
-    def _cosine_similarity(self, F: Any, x: Any, y: Any, axis: int = -1) -> Any:
+    def _cosine_similarity(self, F: Functions, x: Tensor, y: Tensor, axis: int = -1) -> Tensor:
         x_norm, y_norm, dot = (
             F.reshape(number, shape=(-1, 1))
             for number in (F.norm(x, axis=axis), F.norm(y, axis=axis), F.sum(x * y, axis=axis))
@@ -78,20 +86,25 @@ class SDMLLoss(Loss):
     """
 
     def __init__(
-        self, smoothing_parameter: float = 0.3, weight: float | None = 1.0, batch_axis: int = 0, **kwargs: Any
+        self,
+        smoothing_parameter: float = 0.3,
+        weight: float | None = 1.0,
+        batch_axis: int = 0,
+        **kwargs: Unpack[BlockOptions],
     ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
         self.kl_loss = KLDivLoss(from_logits=True)
         self.smoothing_parameter = smoothing_parameter
 
-    def hybrid_forward(self, F: Any, x1: Any, x2: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x1: Tensor, x2: Tensor) -> Tensor:
         return self._loss(F, x1, x2)
 
     # As in MXNet, subclasses may override these three methods.
 
-    def _loss(self, F: Any, x1: Any, x2: Any) -> Any:
+    def _loss(self, F: Functions, x1: Tensor, x2: Tensor) -> Tensor:
         if is_replaced(self, "_compute_labels", _compute_labels):  # an override takes the number of rows
-            labels = self._compute_labels(F, x1.shape[0]).as_in_context(x1.context)
+            labels: Any = self._compute_labels(F, x1.shape[0])
+            labels = labels.as_in_context(cast("Any", x1).context)
         else:
             labels = self._labels(F, F.contrib.arange_like(x1, axis=0))
         return self.kl_loss(F.log_softmax(-self._compute_distances(x1, x2), axis=1), labels)
@@ -101,11 +114,11 @@ class SDMLLoss(Loss):
         F = nd if isinstance(x1, nd.NDArray) else sym
         return F.sum(F.square(F.broadcast_sub(F.expand_dims(x1, axis=1), F.expand_dims(x2, axis=0))), axis=2)
 
-    def _compute_labels(self, F: Any, batch_size: int) -> Any:
+    def _compute_labels(self, F: Functions, batch_size: int) -> Tensor:
         """Return the probabilities that the rows belong together, shape (batch, batch)."""
         return self._labels(F, F.arange(batch_size))
 
-    def _labels(self, F: Any, number: Any) -> Any:
+    def _labels(self, F: Functions, number: Any) -> Tensor:
         """Return 1 - ``smoothing_parameter`` for the same row, and the rest spread evenly over the other rows."""
         same = F.broadcast_equal(F.expand_dims(number, axis=0), F.expand_dims(number, axis=1))
         others = F.sum(F.ones_like(number)) - 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 from flowmx import initializer
 from flowmx.errors import ParameterError
 from flowmx.gluon.hybrid import Layer
+from flowmx.gluon.scope import BlockOptions
+from flowmx.initializer import InitializerLike
+from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = ["ELU", "GELU", "SELU", "Activation", "LeakyReLU", "PReLU", "SiLU", "Swish"]
 
@@ -25,14 +28,14 @@ class Activation(Layer):
         **kwargs: ``prefix`` and ``params``.
     """
 
-    def __init__(self, activation: str, **kwargs: Any) -> None:
+    def __init__(self, activation: str, **kwargs: Unpack[BlockOptions]) -> None:
         self._act_type = activation
         super().__init__(**kwargs)
 
     def _alias(self) -> str:
         return self._act_type
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Tensor:
         if self._act_type in _LAYERS:
             raise ParameterError(
                 f"Activation: there is no activation {self._act_type!r}, only 'relu', 'sigmoid', 'tanh', 'softrelu' "
@@ -55,13 +58,13 @@ class LeakyReLU(Layer):
         ValueError: the slope is negative.
     """
 
-    def __init__(self, alpha: float, **kwargs: Any) -> None:
+    def __init__(self, alpha: float, **kwargs: Unpack[BlockOptions]) -> None:
         if alpha < 0:
             raise ValueError(f"LeakyReLU: alpha is {alpha}, expected 0 or more")
         super().__init__(**kwargs)
         self._alpha = alpha
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Tensor:
         return F.LeakyReLU(x, act_type="leaky", slope=self._alpha, name="fwd")
 
     def __repr__(self) -> str:
@@ -79,12 +82,14 @@ class PReLU(Layer):
         **kwargs: ``prefix`` and ``params``.
     """
 
-    def __init__(self, alpha_initializer: Any = None, in_channels: int = 1, **kwargs: Any) -> None:
+    def __init__(
+        self, alpha_initializer: InitializerLike = None, in_channels: int = 1, **kwargs: Unpack[BlockOptions]
+    ) -> None:
         super().__init__(**kwargs)
         init = initializer.Constant(0.25) if alpha_initializer is None else alpha_initializer
         self.alpha = self.params.get("alpha", shape=(in_channels,), init=init)
 
-    def hybrid_forward(self, F: Any, x: Any, alpha: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor, alpha: Tensor) -> Tensor:
         return F.LeakyReLU(x, gamma=alpha, act_type="prelu", name="fwd")
 
 
@@ -98,18 +103,18 @@ class ELU(Layer):
         **kwargs: ``prefix`` and ``params``.
     """
 
-    def __init__(self, alpha: float = 1.0, **kwargs: Any) -> None:
+    def __init__(self, alpha: float = 1.0, **kwargs: Unpack[BlockOptions]) -> None:
         super().__init__(**kwargs)
         self._alpha = alpha
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Tensor:
         return F.LeakyReLU(x, act_type="elu", slope=self._alpha)
 
 
 class SELU(Layer):
     """The scaled exponential linear unit (Klambauer et al., Self-Normalizing Neural Networks, NIPS 2017)."""
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Tensor:
         return F.LeakyReLU(x, act_type="selu", name="fwd")
 
 
@@ -124,13 +129,13 @@ class GELU(Layer):
         ValueError: the approximation is unknown.
     """
 
-    def __init__(self, approximation: str = "erf", **kwargs: Any) -> None:
+    def __init__(self, approximation: str = "erf", **kwargs: Unpack[BlockOptions]) -> None:
         if approximation not in ("erf", "tanh"):
             raise ValueError(f"GELU: approximation is {approximation!r}, expected 'erf' or 'tanh'")
         super().__init__(**kwargs)
         self._approximation = approximation
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Tensor:
         if self._approximation == "tanh":
             return F.gelu_tanh(x, name="fwd")
         return F.LeakyReLU(x, act_type="gelu", name="fwd")
@@ -139,7 +144,7 @@ class GELU(Layer):
 class SiLU(Layer):
     """``x * sigmoid(x)`` (Elfwing et al., Sigmoid-Weighted Linear Units, Neural Networks 107, 2018)."""
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Tensor:
         return F.silu(x, name="fwd")
 
 
@@ -151,9 +156,9 @@ class Swish(Layer):
         **kwargs: ``prefix`` and ``params``.
     """
 
-    def __init__(self, beta: float = 1.0, **kwargs: Any) -> None:
+    def __init__(self, beta: float = 1.0, **kwargs: Unpack[BlockOptions]) -> None:
         super().__init__(**kwargs)
         self._beta = beta
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Tensor:
         return x * F.sigmoid(self._beta * x, name="fwd")

@@ -8,11 +8,15 @@ convolutions. Pooling layers take ``pool_size``, ``strides`` (None: the size), `
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from flowmx import symbol as sym
 from flowmx.gluon.hybrid import Layer
 from flowmx.gluon.nn.activations import Activation
+from flowmx.gluon.parameter_dict import ParameterDict
+from flowmx.gluon.scope import BlockOptions
+from flowmx.initializer import InitializerLike
+from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = [
     "AvgPool1D", "AvgPool2D", "AvgPool3D", "Conv1D", "Conv1DTranspose", "Conv2D", "Conv2DTranspose", "Conv3D",
@@ -73,8 +77,8 @@ class _Conv(_Spatial):
     def __init__(
         self, channels: int, kernel_size: Lengths, strides: Lengths = 1, padding: Lengths = 0, dilation: Lengths = 1,
         groups: int = 1, layout: str | None = None, activation: str | None = None, use_bias: bool = True,
-        weight_initializer: Any = None, bias_initializer: Any = "zeros", in_channels: int = 0,
-        prefix: str | None = None, params: Any = None, adj: Lengths | None = None,
+        weight_initializer: InitializerLike = None, bias_initializer: InitializerLike = "zeros", in_channels: int = 0,
+        prefix: str | None = None, params: ParameterDict | None = None, adj: Lengths | None = None,
     ) -> None:  # fmt: skip
         super().__init__(prefix=prefix, params=params)
         layout = self._layout(layout)
@@ -101,7 +105,7 @@ class _Conv(_Spatial):
     def _alias(self) -> str:
         return "conv"
 
-    def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         compute = getattr(F, self.op_name)
         if self._is_channels_last:
             last = self.axes + 1
@@ -133,8 +137,8 @@ class _ConvTranspose(_Conv):
     def __init__(
         self, channels: int, kernel_size: Lengths, strides: Lengths = 1, padding: Lengths = 0,
         output_padding: Lengths = 0, dilation: Lengths = 1, groups: int = 1, layout: str | None = None,
-        activation: str | None = None, use_bias: bool = True, weight_initializer: Any = None,
-        bias_initializer: Any = "zeros", in_channels: int = 0, **kwargs: Any,
+        activation: str | None = None, use_bias: bool = True, weight_initializer: InitializerLike = None,
+        bias_initializer: InitializerLike = "zeros", in_channels: int = 0, **kwargs: Unpack[BlockOptions],
     ) -> None:  # fmt: skip
         super().__init__(
             channels, kernel_size, strides, padding, dilation, groups, layout, activation, use_bias,
@@ -198,7 +202,7 @@ class _Pooling(_Spatial):
     def _alias(self) -> str:
         return "pool"
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Tensor:
         return F.Pooling(x, name="fwd", **self._kwargs)
 
     def __repr__(self) -> str:
@@ -215,7 +219,7 @@ class _MaxPool(_Pooling):
 
     def __init__(
         self, pool_size: Lengths = 2, strides: Lengths | None = None, padding: Lengths = 0, layout: str | None = None,
-        ceil_mode: bool = False, **kwargs: Any,
+        ceil_mode: bool = False, **kwargs: Unpack[BlockOptions],
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self._pool(pool_size, strides, padding, layout, ceil_mode)
@@ -226,14 +230,14 @@ class _AvgPool(_Pooling):
 
     def __init__(
         self, pool_size: Lengths = 2, strides: Lengths | None = None, padding: Lengths = 0, ceil_mode: bool = False,
-        layout: str | None = None, count_include_pad: bool = True, **kwargs: Any,
+        layout: str | None = None, count_include_pad: bool = True, **kwargs: Unpack[BlockOptions],
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self._pool(pool_size, strides, padding, layout, ceil_mode, count_include_pad=count_include_pad)
 
 
 class _GlobalPool(_Pooling):
-    def __init__(self, layout: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, layout: str | None = None, **kwargs: Unpack[BlockOptions]) -> None:
         super().__init__(**kwargs)
         self._pool(1, None, 0, layout, ceil_mode=True, is_global=True)
 
@@ -257,7 +261,7 @@ class MaxPool3D(_MaxPool):
 
     def __init__(
         self, pool_size: Lengths = 2, strides: Lengths | None = None, padding: Lengths = 0, ceil_mode: bool = False,
-        layout: str | None = None, **kwargs: Any,
+        layout: str | None = None, **kwargs: Unpack[BlockOptions],
     ) -> None:  # fmt: skip
         # MXNet swaps the last two arguments here.
         super().__init__(pool_size, strides, padding, layout, ceil_mode, **kwargs)
@@ -270,7 +274,7 @@ class AvgPool1D(_AvgPool):
 
     def __init__(
         self, pool_size: Lengths = 2, strides: Lengths | None = None, padding: Lengths = 0, layout: str | None = None,
-        ceil_mode: bool = False, count_include_pad: bool = True, **kwargs: Any,
+        ceil_mode: bool = False, count_include_pad: bool = True, **kwargs: Unpack[BlockOptions],
     ) -> None:  # fmt: skip
         super().__init__(pool_size, strides, padding, ceil_mode, layout, count_include_pad, **kwargs)
 
@@ -334,7 +338,7 @@ class ReflectionPad2D(Layer):
         ValueError: ``padding`` is neither one number nor eight.
     """
 
-    def __init__(self, padding: int | tuple[int, ...] = 0, **kwargs: Any) -> None:
+    def __init__(self, padding: int | tuple[int, ...] = 0, **kwargs: Unpack[BlockOptions]) -> None:
         super().__init__(**kwargs)
         if isinstance(padding, int):
             padding = (0, 0, 0, 0, padding, padding, padding, padding)
@@ -342,5 +346,5 @@ class ReflectionPad2D(Layer):
             raise ValueError(f"ReflectionPad2D: padding is {padding}, expected one number or eight")
         self._padding = padding
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Tensor:
         return F.pad(x, mode="reflect", pad_width=self._padding)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 from flowmx.gluon.hybrid import Layer
+from flowmx.gluon.scope import BlockOptions
+from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = ["GEGLU", "GLU", "SwiGLU"]
 
@@ -30,15 +32,15 @@ class GLU(Layer):
         array([[1., 2.]], dtype=float32)
     """
 
-    def __init__(self, axis: int = -1, **kwargs: Any) -> None:
+    def __init__(self, axis: int = -1, **kwargs: Unpack[BlockOptions]) -> None:
         super().__init__(**kwargs)
         self._axis = axis
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Tensor:
         passed, gate = F.split(x, num_outputs=2, axis=self._axis)
         return passed * self._activate(F, gate)
 
-    def _activate(self, F: Any, gate: Any) -> Any:
+    def _activate(self, F: Functions, gate: Tensor) -> Tensor:
         """Return the factor of the first half."""
         return F.sigmoid(gate)
 
@@ -52,7 +54,7 @@ class SwiGLU(GLU):
     Shazeer, GLU Variants Improve Transformer, 2020. Its arguments, shapes and errors are those of GLU.
     """
 
-    def _activate(self, F: Any, gate: Any) -> Any:
+    def _activate(self, F: Functions, gate: Tensor) -> Tensor:
         return F.silu(gate)
 
 
@@ -62,5 +64,5 @@ class GEGLU(GLU):
     Shazeer, GLU Variants Improve Transformer, 2020. Its arguments, shapes and errors are those of GLU.
     """
 
-    def _activate(self, F: Any, gate: Any) -> Any:
+    def _activate(self, F: Functions, gate: Tensor) -> Tensor:
         return F.LeakyReLU(gate, act_type="gelu")

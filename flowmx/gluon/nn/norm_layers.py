@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from flowmx.gluon.hybrid import HybridBlock, Layer
-from flowmx.ops.registry.dtypes import as_dtype, is_floating
+from flowmx.gluon.parameter_dict import ParameterDict
+from flowmx.gluon.scope import BlockOptions
+from flowmx.initializer import InitializerLike
+from flowmx.ops.registry.dtypes import DTypeLike, as_dtype, is_floating
+from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = ["BatchNorm", "BatchNormReLU", "GroupNorm", "InstanceNorm", "LayerNorm", "RMSNorm"]
 
@@ -32,9 +36,9 @@ class BatchNorm(Layer):
 
     def __init__(
         self, axis: int = 1, momentum: float = 0.9, epsilon: float = 1e-5, center: bool = True, scale: bool = True,
-        use_global_stats: bool = False, beta_initializer: Any = "zeros", gamma_initializer: Any = "ones",
-        running_mean_initializer: Any = "zeros", running_variance_initializer: Any = "ones", in_channels: int = 0,
-        **kwargs: Any,
+        use_global_stats: bool = False, beta_initializer: InitializerLike = "zeros",
+        gamma_initializer: InitializerLike = "ones", running_mean_initializer: InitializerLike = "zeros",
+        running_variance_initializer: InitializerLike = "ones", in_channels: int = 0, **kwargs: Unpack[BlockOptions],
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self._kwargs: dict[str, Any] = {
@@ -48,12 +52,14 @@ class BatchNorm(Layer):
         self.running_mean = _vector(self, "running_mean", in_channels, running_mean_initializer, False)
         self.running_var = _vector(self, "running_var", in_channels, running_variance_initializer, False)
 
-    def cast(self, dtype: Any) -> None:
+    def cast(self, dtype: DTypeLike) -> None:
         """Change the element type of the parameters; they stay float32 for inputs of 16 bits."""
         kind = as_dtype(dtype)
         super().cast("float32" if kind.itemsize == 2 and is_floating(kind) else dtype)
 
-    def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
+    def hybrid_forward(
+        self, F: Functions, x: Tensor, gamma: Tensor, beta: Tensor, running_mean: Tensor, running_var: Tensor
+    ) -> Tensor:
         return F.BatchNorm(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
 
     def __repr__(self) -> str:
@@ -63,7 +69,9 @@ class BatchNorm(Layer):
 class BatchNormReLU(BatchNorm):
     """A :class:`BatchNorm` and a ReLU in one operator; its arguments are those of BatchNorm."""
 
-    def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
+    def hybrid_forward(
+        self, F: Functions, x: Tensor, gamma: Tensor, beta: Tensor, running_mean: Tensor, running_var: Tensor
+    ) -> Tensor:
         return F.contrib.BatchNormWithReLU(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
 
 
@@ -84,8 +92,8 @@ class LayerNorm(Layer):
 
     def __init__(
         self, axis: int = -1, epsilon: float = 1e-5, center: bool = True, scale: bool = True,
-        beta_initializer: Any = "zeros", gamma_initializer: Any = "ones", in_channels: int = 0,
-        prefix: str | None = None, params: Any = None,
+        beta_initializer: InitializerLike = "zeros", gamma_initializer: InitializerLike = "ones", in_channels: int = 0,
+        prefix: str | None = None, params: ParameterDict | None = None,
     ) -> None:  # fmt: skip
         super().__init__(prefix=prefix, params=params)
         self._kwargs = {"eps": epsilon, "axis": axis, "center": center, "scale": scale}
@@ -93,7 +101,7 @@ class LayerNorm(Layer):
         self.gamma = _vector(self, "gamma", in_channels, gamma_initializer, scale)
         self.beta = _vector(self, "beta", in_channels, beta_initializer, center)
 
-    def hybrid_forward(self, F: Any, data: Any, gamma: Any, beta: Any) -> Any:
+    def hybrid_forward(self, F: Functions, data: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
         return F.LayerNorm(data, gamma=gamma, beta=beta, axis=self._axis, eps=self._epsilon)
 
     def __repr__(self) -> str:
@@ -119,8 +127,8 @@ class RMSNorm(Layer):
     """
 
     def __init__(
-        self, axis: int = -1, epsilon: float = 1e-6, scale: bool = True, gamma_initializer: Any = "ones",
-        in_channels: int = 0, **kwargs: Any,
+        self, axis: int = -1, epsilon: float = 1e-6, scale: bool = True, gamma_initializer: InitializerLike = "ones",
+        in_channels: int = 0, **kwargs: Unpack[BlockOptions],
     ) -> None:  # fmt: skip
         if epsilon < 0:
             raise ValueError(f"RMSNorm: epsilon is {epsilon}, expected 0 or more")
@@ -129,7 +137,7 @@ class RMSNorm(Layer):
         self._axis, self._epsilon = axis, epsilon
         self.gamma = _vector(self, "gamma", in_channels, gamma_initializer, scale)
 
-    def hybrid_forward(self, F: Any, data: Any, gamma: Any) -> Any:
+    def hybrid_forward(self, F: Functions, data: Tensor, gamma: Tensor) -> Tensor:
         return F.RMSNorm(data, gamma, axis=self._axis, eps=self._epsilon, name="fwd")
 
     def __repr__(self) -> str:
@@ -152,7 +160,8 @@ class InstanceNorm(Layer):
 
     def __init__(
         self, axis: int = 1, epsilon: float = 1e-5, center: bool = True, scale: bool = False,
-        beta_initializer: Any = "zeros", gamma_initializer: Any = "ones", in_channels: int = 0, **kwargs: Any,
+        beta_initializer: InitializerLike = "zeros", gamma_initializer: InitializerLike = "ones", in_channels: int = 0,
+        **kwargs: Unpack[BlockOptions],
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self._kwargs = {"eps": epsilon, "axis": axis, "center": center, "scale": scale}
@@ -160,7 +169,7 @@ class InstanceNorm(Layer):
         self.gamma = _vector(self, "gamma", in_channels, gamma_initializer, scale)
         self.beta = _vector(self, "beta", in_channels, beta_initializer, center)
 
-    def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
         if self._axis == 1:
             return F.InstanceNorm(x, gamma, beta, name="fwd", eps=self._epsilon)
         out = F.InstanceNorm(F.swapaxes(x, 1, self._axis), gamma, beta, name="fwd", eps=self._epsilon)
@@ -186,15 +195,15 @@ class GroupNorm(Layer):
 
     def __init__(
         self, num_groups: int = 1, epsilon: float = 1e-5, center: bool = True, scale: bool = True,
-        beta_initializer: Any = "zeros", gamma_initializer: Any = "ones", prefix: str | None = None,
-        params: Any = None,
+        beta_initializer: InitializerLike = "zeros", gamma_initializer: InitializerLike = "ones",
+        prefix: str | None = None, params: ParameterDict | None = None,
     ) -> None:  # fmt: skip
         super().__init__(prefix=prefix, params=params)
         self._kwargs = {"eps": epsilon, "num_groups": num_groups, "center": center, "scale": scale}
         self.gamma = _vector(self, "gamma", num_groups, gamma_initializer, scale)
         self.beta = _vector(self, "beta", num_groups, beta_initializer, center)
 
-    def hybrid_forward(self, F: Any, data: Any, gamma: Any, beta: Any) -> Any:
+    def hybrid_forward(self, F: Functions, data: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
         options = self._kwargs
         return F.GroupNorm(data, gamma=gamma, beta=beta, num_groups=options["num_groups"], eps=options["eps"])
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flowmx.ndarray.functions import op
 from flowmx.ops.recurrent.layout import GATES
+from flowmx.ops.registry.tensors import Functions, Tensor, Tensors
 
-StepResult = tuple[Any, list[Any]]
+StepResult = tuple[Tensor, Tensors]
 
 
 class CellStep:
@@ -26,7 +27,7 @@ class CellStep:
     """
 
     def __init__(
-        self, F: Any, prefix: str, act: Callable[..., Any], gate: Callable[..., Any] | None = None,
+        self, F: Functions, prefix: str, act: Callable[..., Tensor], gate: Callable[..., Tensor] | None = None,
         out: str | None = None, axis: int | None = None, named: bool = False,
     ) -> None:  # fmt: skip
         self.F, self.prefix, self.act, self._named = F, prefix, act, named
@@ -34,30 +35,30 @@ class CellStep:
         self.gate = gate or (lambda gate, name: F.Activation(gate, act_type="sigmoid", name=name))
         self.out = f"{prefix}out" if out is None else out
 
-    def add(self, one: Any, other: Any, name: str) -> Any:
+    def add(self, one: Tensor, other: Tensor, name: str) -> Tensor:
         """Add two arrays of the same shape."""
         return self.F.elemwise_add(one, other, name=self.prefix + name) if self._named else one + other
 
-    def multiply(self, one: Any, other: Any, name: str) -> Any:
+    def multiply(self, one: Tensor, other: Tensor, name: str) -> Tensor:
         """Multiply two arrays of the same shape elementwise."""
         return self.F.elemwise_mul(one, other, name=self.prefix + name) if self._named else one * other
 
-    def activate(self, memory: Any) -> Any:
+    def activate(self, memory: Tensor) -> Tensor:
         """Apply the activation to an LSTM's memory."""
         return self.act(memory, name=f"{self.prefix}activation0") if self._named else self.act(memory)
 
-    def gates(self, values: Any, count: int, name: str) -> Any:
+    def gates(self, values: Tensor, count: int, name: str) -> Tensor:
         """Split the gates."""
         return self._slice(values, num_outputs=count, name=self.prefix + name)
 
 
-def elman(step: CellStep, i2h: Any, h2h: Any, states: list[Any]) -> StepResult:
+def elman(step: CellStep, i2h: Tensor, h2h: Tensor, states: Tensors) -> StepResult:
     """``output = activation(i2h + h2h)`` (Elman)."""
     output = step.act(step.add(i2h, h2h, "plus0"), name=step.out)
     return output, [output]
 
 
-def lstm(step: CellStep, i2h: Any, h2h: Any, states: list[Any]) -> StepResult:
+def lstm(step: CellStep, i2h: Tensor, h2h: Tensor, states: Tensors) -> StepResult:
     """Long short-term memory with a forget gate; gates in the order input, forget, memory, output."""
     F, prefix = step.F, step.prefix
     gates = step.gates(step.add(i2h, h2h, "plus0"), 4, "slice")
@@ -71,7 +72,7 @@ def lstm(step: CellStep, i2h: Any, h2h: Any, states: list[Any]) -> StepResult:
     return output, [output, memory]
 
 
-def gru(step: CellStep, i2h: Any, h2h: Any, states: list[Any]) -> StepResult:
+def gru(step: CellStep, i2h: Tensor, h2h: Tensor, states: Tensors) -> StepResult:
     """A gated recurrent unit in cuDNN's form, in which the reset gate acts on the transformed state.
 
     Gates come in the order reset, update, new.
@@ -87,12 +88,12 @@ def gru(step: CellStep, i2h: Any, h2h: Any, states: list[Any]) -> StepResult:
     return output, [output]
 
 
-def _fused_lstm_step(i2h: Any, h2h: Any, states: list[Any]) -> StepResult:
+def _fused_lstm_step(i2h: Tensor, h2h: Tensor, states: Tensors) -> StepResult:
     output, memory = op("_lstm_step", i2h, h2h, states[1])
     return output, [output, memory]
 
 
-def _fused_gru_step(i2h: Any, h2h: Any, states: list[Any]) -> StepResult:
+def _fused_gru_step(i2h: Tensor, h2h: Tensor, states: Tensors) -> StepResult:
     output = op("_gru_step", i2h, h2h, states[0])
     return output, [output]
 
@@ -109,8 +110,8 @@ class CellKind(NamedTuple):
 
     gates: tuple[str, ...]
     states: int
-    step: Callable[[CellStep, Any, Any, list[Any]], StepResult]
-    fused_step: Callable[[Any, Any, list[Any]], StepResult] | None = None
+    step: Callable[[CellStep, Tensor, Tensor, Tensors], StepResult]
+    fused_step: Callable[[Tensor, Tensor, Tensors], StepResult] | None = None
 
 
 ELMAN, LSTM, GRU = (

@@ -8,10 +8,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.gluon.rnn import cell_steps, fused_unroll, sequences
+from flowmx.gluon.rnn.cell_steps import StepResult
 from flowmx.gluon.rnn.recurrent_cell import HybridRecurrentCell
+from flowmx.initializer import InitializerLike
 from flowmx.ndarray import NDArray, core
 from flowmx.ops.registry.dtypes import FLOAT32
+from flowmx.ops.registry.tensors import Functions, Tensor, Tensors
 from flowmx.ops.sparse.shapes import SparseShape
 from flowmx.overrides import is_replaced
 
@@ -27,9 +31,10 @@ class _GatedCell(HybridRecurrentCell):
     kind: ClassVar[cell_steps.CellKind]
 
     def __init__(
-        self, hidden_size: int, i2h_weight_initializer: Any = None, h2h_weight_initializer: Any = None,
-        i2h_bias_initializer: Any = "zeros", h2h_bias_initializer: Any = "zeros", input_size: int = 0,
-        prefix: str | None = None, params: Any = None,
+        self, hidden_size: int, i2h_weight_initializer: InitializerLike = None,
+        h2h_weight_initializer: InitializerLike = None, i2h_bias_initializer: InitializerLike = "zeros",
+        h2h_bias_initializer: InitializerLike = "zeros", input_size: int = 0, prefix: str | None = None,
+        params: ParameterDict | None = None,
     ) -> None:  # fmt: skip
         super().__init__(prefix=prefix, params=params)
         self._hidden_size = hidden_size
@@ -88,8 +93,15 @@ class _GatedCell(HybridRecurrentCell):
         return "tanh", "sigmoid"
 
     def hybrid_forward(
-        self, F: Any, inputs: Any, states: Any, i2h_weight: Any, h2h_weight: Any, i2h_bias: Any, h2h_bias: Any
-    ) -> Any:
+        self,
+        F: Functions,
+        inputs: Tensor,
+        states: Tensors,
+        i2h_weight: Tensor,
+        h2h_weight: Tensor,
+        i2h_bias: Tensor,
+        h2h_bias: Tensor,
+    ) -> StepResult:
         prefix, rows = f"t{self._counter}_", len(self.kind.gates) * self._hidden_size
         i2h = F.FullyConnected(inputs, i2h_weight, i2h_bias, num_hidden=rows, name=f"{prefix}i2h")
         h2h = F.FullyConnected(states[0], h2h_weight, h2h_bias, num_hidden=rows, name=f"{prefix}h2h")
@@ -142,9 +154,10 @@ class RNNCell(_GatedCell):
     kind = cell_steps.ELMAN
 
     def __init__(
-        self, hidden_size: int, activation: Any = "tanh", i2h_weight_initializer: Any = None,
-        h2h_weight_initializer: Any = None, i2h_bias_initializer: Any = "zeros", h2h_bias_initializer: Any = "zeros",
-        input_size: int = 0, prefix: str | None = None, params: Any = None,
+        self, hidden_size: int, activation: Any = "tanh", i2h_weight_initializer: InitializerLike = None,
+        h2h_weight_initializer: InitializerLike = None, i2h_bias_initializer: InitializerLike = "zeros",
+        h2h_bias_initializer: InitializerLike = "zeros", input_size: int = 0, prefix: str | None = None,
+        params: ParameterDict | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
             hidden_size, i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer,
@@ -184,9 +197,10 @@ class LSTMCell(_GatedCell):
     kind = cell_steps.LSTM
 
     def __init__(
-        self, hidden_size: int, i2h_weight_initializer: Any = None, h2h_weight_initializer: Any = None,
-        i2h_bias_initializer: Any = "zeros", h2h_bias_initializer: Any = "zeros", input_size: int = 0,
-        prefix: str | None = None, params: Any = None, activation: Any = "tanh", recurrent_activation: Any = "sigmoid",
+        self, hidden_size: int, i2h_weight_initializer: InitializerLike = None,
+        h2h_weight_initializer: InitializerLike = None, i2h_bias_initializer: InitializerLike = "zeros",
+        h2h_bias_initializer: InitializerLike = "zeros", input_size: int = 0, prefix: str | None = None,
+        params: ParameterDict | None = None, activation: Any = "tanh", recurrent_activation: Any = "sigmoid",
     ) -> None:  # fmt: skip
         super().__init__(
             hidden_size, i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from flowmx import ndarray as nd
+from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.gluon.rnn import sequences
 from flowmx.gluon.rnn.bidirectional import BidirectionalCell
+from flowmx.gluon.rnn.cell_steps import StepResult
 from flowmx.gluon.rnn.recurrent_cell import HybridRecurrentCell, RecurrentCell
+from flowmx.ops.registry.tensors import Functions, Tensor, Tensors
 
 __all__ = ["DropoutCell", "ModifierCell", "ResidualCell", "ZoneoutCell"]
 
@@ -29,7 +32,9 @@ class DropoutCell(HybridRecurrentCell):
         TypeError: the rate is not a number.
     """
 
-    def __init__(self, rate: float, axes: tuple[int, ...] = (), prefix: str | None = None, params: Any = None) -> None:
+    def __init__(
+        self, rate: float, axes: tuple[int, ...] = (), prefix: str | None = None, params: ParameterDict | None = None
+    ) -> None:
         if not isinstance(rate, (int, float)):
             raise TypeError(f"DropoutCell: rate is {rate!r}, expected a number")
         super().__init__(prefix, params)
@@ -45,7 +50,7 @@ class DropoutCell(HybridRecurrentCell):
         """Return an empty list: the cell has no states."""
         return []
 
-    def hybrid_forward(self, F: Any, inputs: Any, states: Any) -> Any:
+    def hybrid_forward(self, F: Functions, inputs: Tensor, states: Tensors) -> StepResult:
         if self._rate > 0:
             inputs = F.Dropout(inputs, p=self._rate, axes=self._axes, name=f"t{self._counter}_fwd")
         return inputs, states
@@ -60,7 +65,9 @@ class DropoutCell(HybridRecurrentCell):
         states = [] if begin_state is None else begin_state
         if merge:
             sequence = inputs if isinstance(inputs, sequences.Leaf) else sequences.merge_steps(inputs, layout)
-            result: tuple[Any, list[Any]] = self.hybrid_forward(sequences.namespace(sequence), sequence, states)
+            result: tuple[Any, Any] = self.hybrid_forward(
+                sequences.namespace(sequence), cast("Tensor", sequence), states
+            )
             return result
         return super().unroll(length, inputs, states, layout, merge_outputs)
 
@@ -157,7 +164,7 @@ class ZoneoutCell(_StatefulModifier):
         super().reset()
         self._prev_output = None
 
-    def hybrid_forward(self, F: Any, inputs: Any, states: Any) -> Any:
+    def hybrid_forward(self, F: Functions, inputs: Tensor, states: Tensors) -> StepResult:
         output, next_states = self.base_cell(inputs, states)
         previous = F.zeros_like(output) if self._prev_output is None else self._prev_output
         output = mix(F, self.zoneout_outputs, output, previous)
@@ -166,7 +173,7 @@ class ZoneoutCell(_StatefulModifier):
         return output, next_states
 
 
-def mix(F: Any, rate: float, new: Any, old: Any) -> Any:
+def mix(F: Functions, rate: float, new: Tensor, old: Tensor) -> Tensor:
     """Return new values, with a random fraction ``rate`` replaced by the old ones."""
     return F.where(F.Dropout(F.ones_like(new), p=rate), new, old) if rate else new
 
@@ -178,7 +185,7 @@ class ResidualCell(ModifierCell):
         base_cell: the inner cell, whose outputs have the shape of its inputs.
     """
 
-    def hybrid_forward(self, F: Any, inputs: Any, states: Any) -> Any:
+    def hybrid_forward(self, F: Functions, inputs: Tensor, states: Tensors) -> StepResult:
         output, states = self.base_cell(inputs, states)
         return F.elemwise_add(output, inputs, name=f"t{self._counter}_fwd"), states
 

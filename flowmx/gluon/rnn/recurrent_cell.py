@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from flowmx import ndarray as nd
 from flowmx.gluon.base_block import Block
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.nn import LeakyReLU
+from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.gluon.rnn import sequences
+from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = ["HybridRecurrentCell", "RecurrentCell"]
 
@@ -25,7 +27,7 @@ class RecurrentCell(Block):
         params: as for ``Block``.
     """
 
-    def __init__(self, prefix: str | None = None, params: Any = None) -> None:
+    def __init__(self, prefix: str | None = None, params: ParameterDict | None = None) -> None:
         super().__init__(prefix=prefix, params=params)
         self._modified = False
         self.reset()
@@ -67,7 +69,7 @@ class RecurrentCell(Block):
                 "the outer cell instead"
             )
 
-    def forward(self, inputs: Any, states: Any) -> Any:
+    def forward(self, inputs: Tensor, states: Any) -> Any:
         """Compute one step: the output and the next states."""
         self._counter += 1
         return super().forward(inputs, states)
@@ -108,15 +110,16 @@ class RecurrentCell(Block):
         # As in MXNet, masked outputs stay merged unless merge_outputs is False.
         return (sequences.steps(merged, length, layout) if merge_outputs is False else merged), states
 
-    def _get_activation(self, F: Any, inputs: Any, activation: Any, **kwargs: Any) -> Any:
+    def _get_activation(self, F: Functions, inputs: Tensor, activation: Any, **kwargs: Any) -> Tensor:
         """Apply an activation: a name, or a block."""
         if activation in _FUNCTIONS:
-            return getattr(F, activation)(inputs, **kwargs)
+            output: Tensor = getattr(F, activation)(inputs, **kwargs)
+            return output
         if isinstance(activation, str):
             return F.Activation(inputs, act_type=activation, **kwargs)
         if isinstance(activation, LeakyReLU):
             return F.LeakyReLU(inputs, act_type="leaky", slope=activation._alpha, **kwargs)
-        return activation(inputs, **kwargs)
+        return cast("Tensor", activation(inputs, **kwargs))
 
 
 class HybridRecurrentCell(RecurrentCell, HybridBlock):

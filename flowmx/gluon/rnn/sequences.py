@@ -8,7 +8,7 @@ from typing import Any
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.ndarray import NDArray
-from flowmx.ops.registry.dtypes import FLOAT32, is_floating
+from flowmx.ops.registry.dtypes import FLOAT32, DTypeLike, is_floating
 from flowmx.symbol import Symbol
 
 Leaf = (NDArray, Symbol)
@@ -95,7 +95,7 @@ def zero_states(begin_state: Callable[..., list[Any]], inputs: Any, layout: str 
     if isinstance(first, NDArray):
         input_dtype = first.element_type if is_floating(first.element_type) else FLOAT32
 
-        def zeros_like_input(shape: Sequence[int], dtype: Any = input_dtype) -> NDArray:
+        def zeros_like_input(shape: Sequence[int], dtype: DTypeLike = input_dtype) -> NDArray:
             return nd.zeros(shape, dtype=dtype)
 
         with first.context:

@@ -8,8 +8,10 @@ from typing import Any
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.gluon.rnn import sequences
+from flowmx.gluon.rnn.cell_steps import StepResult
 from flowmx.gluon.rnn.recurrent_cell import HybridRecurrentCell, RecurrentCell
 from flowmx.gluon.utils import indent
+from flowmx.ops.registry.tensors import Functions, Tensor, Tensors
 
 __all__ = ["HybridSequentialRNNCell", "SequentialRNNCell"]
 
@@ -91,7 +93,7 @@ class SequentialRNNCell(_CellStack):
         >>> outputs, states = stack.unroll(35, x, layout="TNC", merge_outputs=True)
     """
 
-    def forward(self, inputs: Any, states: Any) -> Any:
+    def forward(self, inputs: Tensor, states: Any) -> Any:
         """Compute one step of all cells."""
         self._counter += 1
         return self._step(inputs, states)
@@ -105,5 +107,5 @@ class HybridSequentialRNNCell(_CellStack, HybridRecurrentCell):
         params: as for ``Block``.
     """
 
-    def hybrid_forward(self, F: Any, inputs: Any, states: Any) -> Any:
+    def hybrid_forward(self, F: Functions, inputs: Tensor, states: Tensors) -> StepResult:
         return self._step(inputs, states)

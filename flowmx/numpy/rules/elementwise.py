@@ -131,6 +131,6 @@ def _clip(
     xp: Functions, g: Tensor, r: Tensor, x: Tensor, low: Any = None, high: Any = None, **others: Any
 ) -> Gradients:
     low, high = (others.get(a, others.get(b, c)) for a, b, c in (("a_min", "min", low), ("a_max", "max", high)))
-    inside = x == x
+    inside: Any = x == x
     inside = inside if low is None else inside & (x >= low)
     return (g * (inside if high is None else inside & (x <= high)),)

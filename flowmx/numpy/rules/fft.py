@@ -40,7 +40,8 @@ def _real_output_gradient(xp: Functions, g: Tensor, x: Tensor, axis: int, norm: 
     count = g.shape[axis]
     gradient = xp.fft.rfft(g, axis=axis, norm=_INVERSE_NORM[norm])
     places = xp.reshape(xp.arange(gradient.shape[axis]), tuple(-1 if index == axis else 1 for index in range(g.ndim)))
-    once = (places == 0) | (places * 2 == count)
+    first: Any = places == 0
+    once = first | (places * 2 == count)
     return _resize(xp, gradient * xp.where(once, 1.0, 2.0).astype(g.dtype), x.shape[axis], axis)
 
 

@@ -31,7 +31,8 @@ def _interp(
     below = np.clip(np.searchsorted(xp, x, side="right") - 1, 0, count - 2)
     first, last, low, high = (np.take(samples, index) for samples in (xp, fp) for index in (below, below + 1))
     width, rise = last - first, high - low
-    before, after = x < np.take(xp, 0), x > np.take(xp, count - 1)
+    before: Any = x < np.take(xp, 0)
+    after: Any = x > np.take(xp, count - 1)
     fraction = np.clip(divide(np, x - first, width), 0.0, 1.0)
     slope = np.where(before | after, 0.0, divide(np, g * rise, width))
     head = g if left is None else np.where(before, 0.0, g)

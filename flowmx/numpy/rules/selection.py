@@ -12,7 +12,8 @@ __all__: list[str] = []
 
 @rule("select")
 def _select(xp: Functions, g: Tensor, r: Tensor, conditions: Any, choices: Any, default: Tensor | float = 0) -> Any:
-    remaining, gradients = None, []
+    remaining: Any = None
+    gradients = []
     for condition in conditions:
         selected = condition if remaining is None else condition & remaining
         gradients.append(xp.where(selected, g, 0.0))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.nn import Activation
+from flowmx.gluon.parameter_dict import ParameterDict
+from flowmx.initializer import InitializerLike
+from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = ["DeformableConvolution", "ModulatedDeformableConvolution"]
 
@@ -51,10 +54,11 @@ class DeformableConvolution(HybridBlock):
     def __init__(
         self, channels: int, kernel_size: Lengths = (1, 1), strides: Lengths = (1, 1), padding: Lengths = (0, 0),
         dilation: Lengths = (1, 1), groups: int = 1, num_deformable_group: int = 1, layout: str = "NCHW",
-        use_bias: bool = True, in_channels: int = 0, activation: str | None = None, weight_initializer: Any = None,
-        bias_initializer: Any = "zeros", offset_weight_initializer: Any = "zeros",
-        offset_bias_initializer: Any = "zeros", offset_use_bias: bool = True, op_name: str | None = None,
-        adj: Any = None, prefix: str | None = None, params: Any = None,
+        use_bias: bool = True, in_channels: int = 0, activation: str | None = None,
+        weight_initializer: InitializerLike = None, bias_initializer: InitializerLike = "zeros",
+        offset_weight_initializer: InitializerLike = "zeros", offset_bias_initializer: InitializerLike = "zeros",
+        offset_use_bias: bool = True, op_name: str | None = None, adj: Any = None, prefix: str | None = None,
+        params: ParameterDict | None = None,
     ) -> None:  # fmt: skip
         super().__init__(prefix=prefix, params=params)
         if layout != "NCHW":
@@ -86,16 +90,16 @@ class DeformableConvolution(HybridBlock):
         return "deformable_conv"
 
     def hybrid_forward(
-        self, F: Any, x: Any, offset_weight: Any, deformable_conv_weight: Any, offset_bias: Any = None,
-        deformable_conv_bias: Any = None,
-    ) -> Any:  # fmt: skip
+        self, F: Functions, x: Tensor, offset_weight: Tensor, deformable_conv_weight: Tensor,
+        offset_bias: Tensor | None = None, deformable_conv_bias: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         offset = F.Convolution(x, offset_weight, offset_bias, **self._kwargs_offset)
         operator = getattr(F.contrib, self.operator)
         offsets = self._split_offsets(F, offset)
         out = operator(x, *offsets, deformable_conv_weight, deformable_conv_bias, name="fwd", **self._kwargs)
-        return out if self.act is None else self.act(out)
+        return out if self.act is None else cast("Tensor", self.act(out))
 
-    def _split_offsets(self, F: Any, offset: Any) -> tuple[Any, ...]:
+    def _split_offsets(self, F: Functions, offset: Tensor) -> tuple[Tensor, ...]:
         return (offset,)
 
     def __repr__(self) -> str:
@@ -121,7 +125,7 @@ class ModulatedDeformableConvolution(DeformableConvolution):
     def _alias(self) -> str:
         return "modulated_deformable_conv"
 
-    def _split_offsets(self, F: Any, offset: Any) -> tuple[Any, ...]:
+    def _split_offsets(self, F: Functions, offset: Tensor) -> tuple[Tensor, ...]:
         split = 2 * self._elements
         factors = F.slice_axis(offset, axis=1, begin=split, end=None)
         return F.slice_axis(offset, axis=1, begin=0, end=split), F.sigmoid(factors) * 2

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowmx import autograd
 from flowmx.devices import Context
 from flowmx.gluon.utils import split_and_load
+
+if TYPE_CHECKING:
+    from flowmx.gluon.contrib.estimator.estimator import Estimator
 
 __all__ = ["BatchProcessor"]
 
@@ -21,14 +24,18 @@ class BatchProcessor:
         data, label = (split_and_load(part, ctx, batch_axis) for part in _data_and_label(batch))
         return data, label
 
-    def evaluate_batch(self, estimator: Any, val_batch: Any, batch_axis: int = 0) -> tuple[Parts, Parts, Parts, Parts]:
+    def evaluate_batch(
+        self, estimator: Estimator, val_batch: Any, batch_axis: int = 0
+    ) -> tuple[Parts, Parts, Parts, Parts]:
         """Predict a batch; return the data, labels, predictions and losses on each device."""
         data, label = self._get_data_and_label(val_batch, estimator.context, batch_axis)
         pred = [estimator.val_net(x) for x in data]
         loss = [estimator.val_loss(y_hat, y) for y_hat, y in zip(pred, label, strict=True)]
         return data, label, pred, loss
 
-    def fit_batch(self, estimator: Any, train_batch: Any, batch_axis: int = 0) -> tuple[Parts, Parts, Parts, Parts]:
+    def fit_batch(
+        self, estimator: Estimator, train_batch: Any, batch_axis: int = 0
+    ) -> tuple[Parts, Parts, Parts, Parts]:
         """Compute a batch and its gradients; return the data, labels, predictions and losses on each device."""
         data, label = self._get_data_and_label(train_batch, estimator.context, batch_axis)
         with autograd.record():

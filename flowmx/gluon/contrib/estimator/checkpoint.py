@@ -6,12 +6,15 @@ import math
 import re
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowmx import engine
 from flowmx.gluon.contrib.estimator.events import BatchEnd, EpochEnd, TrainBegin
 from flowmx.gluon.contrib.estimator.utils import better
 from flowmx.metric import EvalMetric
+
+if TYPE_CHECKING:
+    from flowmx.gluon.contrib.estimator.estimator import Estimator
 
 __all__ = ["CheckpointHandler"]
 
@@ -60,7 +63,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
 
     # -- events ----------------------------------------------------------------------------------------
 
-    def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+    def train_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
         """Reset the counters, or resume from the latest checkpoint.
 
         Raises:
@@ -74,7 +77,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
             self._check_periods(estimator)
             self._resume_from_checkpoint(estimator)
 
-    def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
+    def batch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> Any:
         """Save a checkpoint after every ``batch_period`` batches, and the graph after the first batch."""
         if self.current_batch == 0:
             self._save_symbol(estimator)
@@ -83,7 +86,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
         self.current_batch += 1
         return result
 
-    def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
+    def epoch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> Any:
         """Save a checkpoint after every ``epoch_period`` epochs."""
         is_due = self.epoch_period and (self.current_epoch + 1) % self.epoch_period == 0
         result = self._save_checkpoint(estimator) if is_due else None
@@ -92,25 +95,25 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
 
     # -- saving ----------------------------------------------------------------------------------------
 
-    def _label(self, estimator: Any) -> str:
+    def _label(self, estimator: Estimator) -> str:
         epoch, batch = self.current_epoch, self.current_batch
         if self.resume_from_checkpoint:
             epoch += self.trained_epoch + 1
             batch += self.trained_batch + (0 if estimator.max_epoch else 1)
         return f"{self.model_prefix}-epoch{epoch}batch{batch}"
 
-    def _save_checkpoint(self, estimator: Any) -> Any:
+    def _save_checkpoint(self, estimator: Estimator) -> Any:
         """Save now; for ``fit_async``, return a coroutine that saves when all operations have completed."""
         label = self._label(estimator)
         if estimator.asynchronous:
             return self._save_when_ready(estimator, label)
         return self._save_now(estimator, label)
 
-    async def _save_when_ready(self, estimator: Any, label: str) -> None:
+    async def _save_when_ready(self, estimator: Estimator, label: str) -> None:
         await engine.waitall_async()
         self._save_now(estimator, label)
 
-    def _save_now(self, estimator: Any, label: str) -> None:
+    def _save_now(self, estimator: Estimator, label: str) -> None:
         self._save_params_and_trainer(estimator, label)
         self._remove_old(label)
         if self.verbose > 0:
@@ -118,7 +121,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
         if self.save_best and self.monitor is not None:
             self._save_best(estimator, *self.monitor.get())
 
-    def _save_best(self, estimator: Any, name: str, value: float) -> None:
+    def _save_best(self, estimator: Estimator, name: str, value: float) -> None:
         if math.isnan(value):
             warnings.warn(
                 f"CheckpointHandler: the metric {name!r} is never updated: is it one of the estimator's?", stacklevel=4
@@ -129,7 +132,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
                 estimator.logger.info("%s improved from %.5f to %.5f: saved as the best", name, self.best, value)
             self.best = value
 
-    def _save_params_and_trainer(self, estimator: Any, file_prefix: str) -> None:
+    def _save_params_and_trainer(self, estimator: Estimator, file_prefix: str) -> None:
         estimator.net.save_parameters(self.model_dir / f"{file_prefix}.params")
         estimator.trainer.save_states(self.model_dir / f"{file_prefix}.states")
 
@@ -140,7 +143,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
             for ending in (".params", ".states"):
                 (self.model_dir / f"{oldest}{ending}").unlink(missing_ok=True)
 
-    def _save_symbol(self, estimator: Any) -> None:
+    def _save_symbol(self, estimator: Estimator) -> None:
         file = self.model_dir / f"{self.model_prefix}-symbol.json"
         graph = getattr(estimator.net, "_cached_graph", ())
         if graph:
@@ -150,7 +153,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
 
     # -- resuming --------------------------------------------------------------------------------------
 
-    def _check_periods(self, estimator: Any) -> None:
+    def _check_periods(self, estimator: Estimator) -> None:
         period, other = self.epoch_period, self.batch_period
         if estimator.max_batch:
             period, other = other, period
@@ -161,7 +164,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
                 f"{unit} only: set the other period to None"
             )
 
-    def _resume_from_checkpoint(self, estimator: Any) -> None:
+    def _resume_from_checkpoint(self, estimator: Estimator) -> None:
         counts = self._list_checkpoints()
         if not counts:
             estimator.logger.info("There is no checkpoint in %s: training from scratch", self.model_dir)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowmx.gluon.contrib.estimator.events import EpochEnd, TrainBegin, TrainEnd
 from flowmx.gluon.contrib.estimator.utils import better
 from flowmx.metric import CompositeEvalMetric, EvalMetric
+
+if TYPE_CHECKING:
+    from flowmx.gluon.contrib.estimator.estimator import Estimator
 
 __all__ = ["EarlyStoppingHandler"]
 
@@ -44,11 +47,11 @@ class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd):
         self.stop_training = False
         self.best = self._worst if self.baseline is None else self.baseline
 
-    def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+    def train_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
         """Reset the counters."""
         self._restart()
 
-    def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
+    def epoch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> bool:
         """Compare the metric with its best value; return True once training should stop."""
         name, value = self.monitor.get()
         if math.isnan(value):
@@ -65,7 +68,7 @@ class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd):
         self.current_epoch += 1
         return self.stop_training
 
-    def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+    def train_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
         """Log why training ended."""
         if self.stopped_epoch > 0:
             name = self.monitor.get()[0]

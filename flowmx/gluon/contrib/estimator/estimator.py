@@ -35,6 +35,7 @@ from flowmx.gluon.contrib.estimator.event_handler import (
 from flowmx.gluon.contrib.estimator.utils import check_metrics, check_metrics_are_updated, default_metric
 from flowmx.gluon.loss import Loss
 from flowmx.gluon.trainer import Trainer
+from flowmx.initializer import InitializerLike
 from flowmx.metric import EvalMetric
 from flowmx.metric import Loss as LossMetric
 
@@ -66,9 +67,10 @@ class Estimator:
     """
 
     def __init__(
-        self, net: Any, loss: Loss, train_metrics: Any = None, val_metrics: Any = None, initializer: Any = None,
-        trainer: Trainer | None = None, context: Context | Sequence[Context] | None = None, val_net: Any = None,
-        val_loss: Loss | None = None, batch_processor: Any = None,
+        self, net: Any, loss: Loss, train_metrics: Any = None, val_metrics: Any = None,
+        initializer: InitializerLike = None, trainer: Trainer | None = None,
+        context: Context | Sequence[Context] | None = None, val_net: Any = None, val_loss: Loss | None = None,
+        batch_processor: Any = None,
     ) -> None:  # fmt: skip
         self.net = net
         self.loss = self._check_loss(loss)
@@ -123,7 +125,7 @@ class Estimator:
         for metric in self._val_metrics:
             metric.name = f"validation {metric.name.removeprefix('training ')}"
 
-    def _initialize(self, initializer: Any) -> None:
+    def _initialize(self, initializer: InitializerLike) -> None:
         if not self._is_initialized():
             self.net.initialize(init=initializer, ctx=self.context)
         elif initializer is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowmx.gluon.contrib.estimator.checkpoint import CheckpointHandler
 from flowmx.gluon.contrib.estimator.early_stopping import EarlyStoppingHandler
@@ -23,6 +23,9 @@ from flowmx.gluon.contrib.estimator.utils import check_metrics
 from flowmx.metric import Loss
 from flowmx.observability.flight import curves
 from flowmx.observability.safety import step_counter
+
+if TYPE_CHECKING:
+    from flowmx.gluon.contrib.estimator.estimator import Estimator
 
 __all__ = [
     "AverageHandler", "BatchBegin", "BatchEnd", "CheckpointHandler", "EarlyStoppingHandler", "EpochBegin", "EpochEnd",
@@ -44,18 +47,18 @@ class StoppingHandler(TrainBegin, BatchEnd, EpochEnd):
         self.current_batch = self.current_epoch = 0
         self.stop_training = False
 
-    def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+    def train_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
         """Reset the counters."""
         self.max_epoch, self.max_batch = estimator.max_epoch, estimator.max_batch
         self.current_batch = self.current_epoch = 0
 
-    def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
+    def batch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> bool:
         """Count the batch; return True after the last one."""
         self.current_batch += 1
         self.stop_training |= self.current_batch == self.max_batch
         return self.stop_training
 
-    def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
+    def epoch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> bool:
         """Count the epoch; return True after the last one."""
         self.current_epoch += 1
         self.stop_training |= self.current_epoch == self.max_epoch
@@ -74,12 +77,12 @@ class MetricHandler(EpochBegin, BatchEnd):
         self.metrics = check_metrics(metrics)
         self.priority = priority
 
-    def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+    def epoch_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
         """Reset the metrics."""
         for metric in self.metrics:
             metric.reset()
 
-    def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+    def batch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
         """Update the metrics with a batch: with its losses for loss metrics, with labels and predictions for others."""
         for metric in self.metrics:
             if isinstance(metric, Loss):
@@ -118,21 +121,21 @@ class ValidationHandler(TrainBegin, BatchEnd, EpochEnd):
         self.current_batch = self.current_epoch = 0
         self.priority, self.event_handlers = priority, event_handlers
 
-    def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+    def train_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
         """Reset the counters."""
         self.current_batch = self.current_epoch = 0
 
-    def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
+    def batch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> Any:
         """Count the batch; evaluate after every ``batch_period`` batches."""
         self.current_batch += 1
         return self._evaluate(estimator, self.current_batch, self.batch_period)
 
-    def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
+    def epoch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> Any:
         """Count the epoch; evaluate after every ``epoch_period`` epochs."""
         self.current_epoch += 1
         return self._evaluate(estimator, self.current_epoch, self.epoch_period)
 
-    def _evaluate(self, estimator: Any, count: int, period: int | None) -> Any:
+    def _evaluate(self, estimator: Estimator, count: int, period: int | None) -> Any:
         if not period or count % period:
             return None
         return self.eval_fn(val_data=self.val_data, batch_axis=estimator.batch_axis, event_handlers=self.event_handlers)
@@ -148,7 +151,7 @@ class GradientUpdateHandler(BatchEnd):
     def __init__(self, priority: float = -2000) -> None:
         self.priority = priority
 
-    def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
+    def batch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> Any:
         """Update the parameters, with gradients divided by the number of samples."""
         loss = kwargs["loss"]
         losses = loss if isinstance(loss, list) else [loss]

@@ -8,7 +8,10 @@ ends training. Handlers are called in ascending order of their ``priority`` (def
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flowmx.gluon.contrib.estimator.estimator import Estimator
 
 __all__ = ["BatchBegin", "BatchEnd", "EpochBegin", "EpochEnd", "EventHandler", "TrainBegin", "TrainEnd"]
 
@@ -20,28 +23,28 @@ class EventHandler:
 class TrainBegin(EventHandler):
     """Handles the beginning of training."""
 
-    def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
+    def train_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> Any:
         """Handle the beginning of training."""
 
 
 class TrainEnd(EventHandler):
     """Handles the end of training."""
 
-    def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
+    def train_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> Any:
         """Handle the end of training."""
 
 
 class EpochBegin(EventHandler):
     """Handles the beginning of each epoch."""
 
-    def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
+    def epoch_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> Any:
         """Handle the beginning of an epoch."""
 
 
 class EpochEnd(EventHandler):
     """Handles the end of each epoch."""
 
-    def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
+    def epoch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> Any:
         """Handle the end of an epoch; a true result ends training."""
         return False
 
@@ -49,14 +52,14 @@ class EpochEnd(EventHandler):
 class BatchBegin(EventHandler):
     """Handles each batch before it is computed."""
 
-    def batch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
+    def batch_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> Any:
         """Handle a batch (``batch=``) that has been read."""
 
 
 class BatchEnd(EventHandler):
     """Handles each batch after it is computed."""
 
-    def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
+    def batch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> Any:
         """Handle a computed batch (``batch=``, ``pred=``, ``label=``, ``loss=``); a true result ends the epoch."""
         return False
 

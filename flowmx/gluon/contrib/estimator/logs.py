@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowmx.gluon.contrib.estimator.events import BatchBegin, BatchEnd, EpochBegin, EpochEnd, TrainBegin, TrainEnd
 from flowmx.gluon.contrib.estimator.utils import check_metrics
+
+if TYPE_CHECKING:
+    from flowmx.gluon.contrib.estimator.estimator import Estimator
 
 __all__ = ["LoggingHandler"]
 
@@ -39,7 +42,7 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
         pairs = [pair for metric in self.metrics for pair in metric.get_name_value()]
         return ", ".join(f"{name}: {value:.4f}" for name, value in pairs)
 
-    def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+    def train_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
         """Log the optimizer, the learning rate and the length of training."""
         self.train_start = time.perf_counter()
         trainer, log = estimator.trainer, estimator.logger.info
@@ -49,17 +52,17 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
         log("Train for %d %s.", epochs or estimator.max_batch, "epochs" if epochs else "batches")
         self._restart()
 
-    def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+    def train_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
         """Log the duration of training and the metrics."""
         seconds = time.perf_counter() - self.train_start
         text = f"Train finished using total {seconds:.0f}s with {self.current_epoch} epochs. {self._values()}"
         estimator.logger.info("%s", text)
 
-    def batch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+    def batch_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
         """Record the time."""
         self.batch_start = time.perf_counter()
 
-    def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+    def batch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
         """Log the metrics after every ``log_interval`` batches."""
         if isinstance(self.log_interval, int):
             self.log_interval_time += time.perf_counter() - self.batch_start
@@ -68,13 +71,13 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
                 self._log_batch(estimator)
         self.batch_index += 1
 
-    def _log_batch(self, estimator: Any) -> None:
+    def _log_batch(self, estimator: Estimator) -> None:
         text = f"[Epoch {self.current_epoch}][Batch {self.batch_index}][Samples {self.processed_samples}] "
         text += f"time/interval: {self.log_interval_time:.3f}s {self._values()}"
         estimator.logger.info("%s", text)
         self.log_interval_time = 0.0
 
-    def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+    def epoch_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
         """Log the beginning of an epoch or an evaluation."""
         self.epoch_start = time.perf_counter()
         if any("training" in metric.name for metric in self.metrics):
@@ -83,7 +86,7 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
         else:
             estimator.logger.info("Validation Begin")
 
-    def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+    def epoch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
         """Log the metrics of the epoch."""
         seconds = time.perf_counter() - self.epoch_start
         text = f"[Epoch {self.current_epoch}] Finished in {seconds:.3f}s, {self._values()}"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from flowmx.gluon.contrib.estimator.events import BatchEnd, EpochBegin, EpochEnd, TrainBegin
 from flowmx.gluon.contrib.estimator.utils import check_metrics
 from flowmx.progress import Bar
+
+if TYPE_CHECKING:
+    from flowmx.gluon.contrib.estimator.estimator import Estimator
 
 __all__ = ["ProgressBarHandler"]
 
@@ -31,24 +34,24 @@ class ProgressBarHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
         self._stream = stream
         self._bar: Bar | None = None
 
-    def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+    def train_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
         """Reset the number of the epoch."""
         self.current_epoch = 0
 
-    def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+    def epoch_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
         """Start the bar of an epoch."""
         of = f"/{estimator.max_epoch}" if estimator.max_epoch else ""
         total = estimator.max_batch or estimator.epoch_length
         self._bar = Bar(total, f"epoch {self.current_epoch + 1}{of}", self._stream, "batches")
 
-    def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+    def batch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
         """Advance the bar and show the metrics."""
         if self._bar is not None:
             for number, metric in enumerate(self.metrics or estimator.train_metrics):
                 self._bar.show(**{f"metric {number}": metric})
             self._bar.step()
 
-    def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+    def epoch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
         """Draw the final state of the bar."""
         self.current_epoch += 1
         if self._bar is not None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowmx.gluon.averaging import ExponentialMovingAverage
 from flowmx.gluon.contrib.estimator.events import BatchEnd, EpochEnd, TrainBegin
 from flowmx.lr_scheduler import ReduceLROnPlateau
 from flowmx.metric import CompositeEvalMetric, EvalMetric
+
+if TYPE_CHECKING:
+    from flowmx.gluon.contrib.estimator.estimator import Estimator
 
 __all__ = ["AverageHandler", "PlateauHandler"]
 
@@ -40,7 +43,7 @@ class PlateauHandler(EpochEnd):
             raise ValueError(f"PlateauHandler: monitor is {monitor!r}, expected one metric of the estimator")
         self.schedule, self.monitor, self.priority = schedule, monitor, priority
 
-    def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
+    def epoch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> bool:
         """Pass the metric to the schedule."""
         name, value = self.monitor.get()
         if math.isnan(value):
@@ -77,11 +80,11 @@ class AverageHandler(TrainBegin, BatchEnd):
         self.average, self.priority = average, priority
         self._updates = 0
 
-    def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+    def train_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
         """Read the number of updates so far."""
         self._updates = estimator.trainer.optimizer.num_update
 
-    def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
+    def batch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> bool:
         """Update the average, unless the trainer has only accumulated gradients."""
         updates = estimator.trainer.optimizer.num_update
         if updates != self._updates:

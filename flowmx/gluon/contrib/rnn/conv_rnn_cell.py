@@ -9,7 +9,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.gluon.rnn import HybridRecurrentCell, cell_steps
+from flowmx.gluon.rnn.cell_steps import StepResult
+from flowmx.initializer import InitializerLike
+from flowmx.ops.registry.tensors import Functions, Tensor, Tensors
 
 __all__ = [
     "Conv1DGRUCell", "Conv1DLSTMCell", "Conv1DRNNCell", "Conv2DGRUCell", "Conv2DLSTMCell", "Conv2DRNNCell",
@@ -49,9 +53,11 @@ class _ConvCell(HybridRecurrentCell):
 
     def __init__(
         self, input_shape: Sequence[int], hidden_channels: int, i2h_kernel: Lengths, h2h_kernel: Lengths,
-        i2h_pad: Lengths = 0, i2h_dilate: Lengths = 1, h2h_dilate: Lengths = 1, i2h_weight_initializer: Any = None,
-        h2h_weight_initializer: Any = None, i2h_bias_initializer: Any = "zeros", h2h_bias_initializer: Any = "zeros",
-        conv_layout: str | None = None, activation: Any = "tanh", prefix: str | None = None, params: Any = None,
+        i2h_pad: Lengths = 0, i2h_dilate: Lengths = 1, h2h_dilate: Lengths = 1,
+        i2h_weight_initializer: InitializerLike = None, h2h_weight_initializer: InitializerLike = None,
+        i2h_bias_initializer: InitializerLike = "zeros", h2h_bias_initializer: InitializerLike = "zeros",
+        conv_layout: str | None = None, activation: Any = "tanh", prefix: str | None = None,
+        params: ParameterDict | None = None,
     ) -> None:  # fmt: skip
         super().__init__(prefix=prefix, params=params)
         layout = _LAYOUTS[self.axes][0] if conv_layout is None else conv_layout
@@ -114,17 +120,24 @@ class _ConvCell(HybridRecurrentCell):
         return f"{type(self).__name__}({inputs or None} -> {shape[0]}, {self._activation}, {self._conv_layout})"
 
     def hybrid_forward(
-        self, F: Any, inputs: Any, states: Any, i2h_weight: Any, h2h_weight: Any, i2h_bias: Any, h2h_bias: Any
-    ) -> Any:
+        self,
+        F: Functions,
+        inputs: Tensor,
+        states: Tensors,
+        i2h_weight: Tensor,
+        h2h_weight: Tensor,
+        i2h_bias: Tensor,
+        h2h_bias: Tensor,
+    ) -> StepResult:
         prefix = f"t{self._counter}_"
         i2h, h2h = self._conv_forward(F, inputs, states, i2h_weight, h2h_weight, i2h_bias, h2h_bias, prefix)
         act = partial(self._get_activation, F, activation=self._activation)
         return self.kind.step(cell_steps.CellStep(F, prefix, act, axis=self._channel_axis), i2h, h2h, states)
 
     def _conv_forward(
-        self, F: Any, inputs: Any, states: Any, i2h_weight: Any, h2h_weight: Any, i2h_bias: Any, h2h_bias: Any,
-        prefix: str,
-    ) -> tuple[Any, Any]:  # fmt: skip
+        self, F: Functions, inputs: Tensor, states: Tensors, i2h_weight: Tensor, h2h_weight: Tensor, i2h_bias: Tensor,
+        h2h_bias: Tensor, prefix: str,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Compute the convolutions of the input and of the first state for all gates."""
         i2h, h2h = (
             F.Convolution(

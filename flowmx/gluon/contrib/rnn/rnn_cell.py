@@ -5,8 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.gluon.rnn import BidirectionalCell, HybridRecurrentCell, RecurrentCell, cell_steps, sequences
+from flowmx.gluon.rnn.cell_steps import StepResult
 from flowmx.gluon.rnn.modifiers import _StatefulModifier, unmodified
+from flowmx.initializer import InitializerLike
+from flowmx.ops.registry.tensors import Functions, Tensor, Tensors
 
 __all__ = ["LSTMPCell", "VariationalDropoutCell"]
 
@@ -64,21 +68,21 @@ class VariationalDropoutCell(_StatefulModifier):
         """The mask of the outputs since the last reset, or None."""
         return self._masks.get("outputs")
 
-    def _make_mask(self, F: Any, name: str, rate: float, values: Any) -> None:
+    def _make_mask(self, F: Functions, name: str, rate: float, values: Any) -> None:
         if rate and name not in self._masks:
             self._masks[name] = F.Dropout(F.ones_like(values), p=rate)
 
-    def _initialize_input_masks(self, F: Any, inputs: Any, states: Any) -> None:
+    def _initialize_input_masks(self, F: Functions, inputs: Tensor, states: Tensors) -> None:
         """Draw the masks of the first state and of the inputs, unless this was done since the last reset."""
         if states:
             self._make_mask(F, "states", self.drop_states, states[0])
         self._make_mask(F, "inputs", self.drop_inputs, inputs)
 
-    def _initialize_output_mask(self, F: Any, output: Any) -> None:
+    def _initialize_output_mask(self, F: Functions, output: Tensor) -> None:
         """Draw the mask of the outputs, unless this was done since the last reset."""
         self._make_mask(F, "outputs", self.drop_outputs, output)
 
-    def hybrid_forward(self, F: Any, inputs: Any, states: Any) -> Any:
+    def hybrid_forward(self, F: Functions, inputs: Tensor, states: Tensors) -> StepResult:
         self._initialize_input_masks(F, inputs, states)
         masks = self._masks
         if "states" in masks and states:
@@ -127,9 +131,10 @@ class LSTMPCell(HybridRecurrentCell):
     """
 
     def __init__(
-        self, hidden_size: int, projection_size: int, i2h_weight_initializer: Any = None,
-        h2h_weight_initializer: Any = None, h2r_weight_initializer: Any = None, i2h_bias_initializer: Any = "zeros",
-        h2h_bias_initializer: Any = "zeros", input_size: int = 0, prefix: str | None = None, params: Any = None,
+        self, hidden_size: int, projection_size: int, i2h_weight_initializer: InitializerLike = None,
+        h2h_weight_initializer: InitializerLike = None, h2r_weight_initializer: InitializerLike = None,
+        i2h_bias_initializer: InitializerLike = "zeros", h2h_bias_initializer: InitializerLike = "zeros",
+        input_size: int = 0, prefix: str | None = None, params: ParameterDict | None = None,
     ) -> None:  # fmt: skip
         super().__init__(prefix=prefix, params=params)
         self._hidden_size, self._projection_size = hidden_size, projection_size
@@ -157,9 +162,9 @@ class LSTMPCell(HybridRecurrentCell):
         return f"{type(self).__name__}({inputs or None} -> {rows} -> {self._projection_size})"
 
     def hybrid_forward(
-        self, F: Any, inputs: Any, states: Any, i2h_weight: Any, h2h_weight: Any, h2r_weight: Any, i2h_bias: Any,
-        h2h_bias: Any,
-    ) -> Any:  # fmt: skip
+        self, F: Functions, inputs: Tensor, states: Tensors, i2h_weight: Tensor, h2h_weight: Tensor, h2r_weight: Tensor,
+        i2h_bias: Tensor, h2h_bias: Tensor,
+    ) -> StepResult:  # fmt: skip
         prefix, rows = f"t{self._counter}_", 4 * self._hidden_size
         i2h = F.FullyConnected(inputs, i2h_weight, i2h_bias, num_hidden=rows, name=prefix + "i2h")
         h2h = F.FullyConnected(states[0], h2h_weight, h2h_bias, num_hidden=rows, name=prefix + "h2h")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -74,7 +74,7 @@ class RandAugment(HostTransform, Block):
             (name, self._strength * (generator.choice((-1, 1)) if name in _SIGNED else 1)) for name in names
         ]  # fmt: skip
 
-    def forward(self, x: Any, *args: Any) -> Any:
+    def forward(self, x: NDArray, *args: Any) -> NDArray:
         """Enqueue the changes of an image, and return the new one."""
         _check(x)
         changes = self.draw()
@@ -86,7 +86,7 @@ class RandAugment(HostTransform, Block):
             np.from_dlpack(out)[...] = self.transform(np.from_dlpack(x), changes)
 
         engine.push(compute, reads=[x], writes=[out], name="RandAugment")
-        return with_semantics(out)
+        return cast("NDArray", with_semantics(out))
 
     def host(self, image: Any) -> Any:
         _check(image)

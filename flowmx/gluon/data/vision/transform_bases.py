@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from flowmx import symbol as sym
 from flowmx.engine import State
 from flowmx.gluon.block import Block, HybridBlock
 from flowmx.ndarray import NDArray
+from flowmx.ops.registry.tensors import Functions, Tensor
 
 
 class HostTransform:
@@ -24,14 +25,14 @@ class HostTransform:
 class RandomTransform(HybridBlock):
     """Base class of random transforms: :meth:`draw` transforms an array, :meth:`operator` a symbol."""
 
-    def hybrid_forward(self, F: Any, x: Any, **kwargs: Any) -> Any:
-        return self.operator(F, x) if F is sym else self.draw(x)
+    def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: Any) -> Tensor:
+        return self.operator(F, x) if F is sym else self.draw(cast("NDArray", x))
 
     def draw(self, x: NDArray) -> NDArray:
         """Transform an image with random numbers from the augmentations' generator."""
         raise NotImplementedError
 
-    def operator(self, F: Any, x: Any) -> Any:
+    def operator(self, F: Functions, x: Tensor) -> Tensor:
         """Return an operator that draws its random numbers when the graph runs."""
         raise NotImplementedError
 

@@ -23,7 +23,8 @@ from flowmx.gluon.data.vision.transform_bases import HostTransform, RandomTransf
 from flowmx.gluon.nn import HybridSequential, Sequential
 from flowmx.image.augmenters import RandomGrayAug
 from flowmx.ndarray import NDArray
-from flowmx.ops.registry.dtypes import as_dtype
+from flowmx.ops.registry.dtypes import DTypeLike, as_dtype
+from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = [
     "Cast", "CenterCrop", "Compose", "CropResize", "CutMix", "HybridCompose", "HybridRandomApply", "MixUp",
@@ -101,7 +102,7 @@ class RandomApply(Sequential):
         self.transforms = Compose(transforms) if isinstance(transforms, (list, tuple)) else transforms
         self.p = p
 
-    def forward(self, x: Any, *args: Any) -> Any:
+    def forward(self, x: NDArray, *args: Any) -> NDArray:
         return self.transforms(x) if rng.python().random() <= self.p else x
 
 
@@ -118,11 +119,12 @@ class HybridRandomApply(HybridSequential):
         self.transforms = transforms
         self.p = p
 
-    def hybrid_forward(self, F: Any, x: Any, *args: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor, *args: Any) -> Tensor:
         if F is not sym:
             return self.transforms(x) if rng.current().random() < self.p else x
         draw = F.broadcast_add(F.zeros_like(F.cast(x, dtype="float32")), F.random.uniform(0, 1, shape=(1,)))
-        return F.where(draw < self.p, self.transforms(x), x)
+        image: Tensor = F.where(draw < self.p, self.transforms(x), x)
+        return image
 
 
 # -- types and scales --------------------------------------------------------------------------------------
@@ -135,11 +137,11 @@ class Cast(HostTransform, HybridBlock):
         dtype: the element type.
     """
 
-    def __init__(self, dtype: Any = "float32") -> None:
+    def __init__(self, dtype: DTypeLike = "float32") -> None:
         super().__init__()
         self._dtype = dtype
 
-    def hybrid_forward(self, F: Any, x: Any, **kwargs: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: Any) -> Tensor:
         return F.cast(x, dtype=self._dtype)
 
     def host(self, image: Any) -> Any:
@@ -149,7 +151,7 @@ class Cast(HostTransform, HybridBlock):
 class ToTensor(HostTransform, HybridBlock):
     """Convert images (H, W, C) with values from 0 to 255 to float32 (C, H, W) with values from 0 to 1."""
 
-    def hybrid_forward(self, F: Any, x: Any, **kwargs: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: Any) -> Tensor:
         return F.image.to_tensor(x)
 
     def host(self, image: Any) -> Any:
@@ -171,7 +173,7 @@ class Normalize(HostTransform, HybridBlock):
         super().__init__()
         self._mean, self._std = (tuple(np.atleast_1d(value).astype(float).tolist()) for value in (mean, std))
 
-    def hybrid_forward(self, F: Any, x: Any, **kwargs: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: Any) -> Tensor:
         return F.image.normalize(x, mean=self._mean, std=self._std)
 
     def host(self, image: Any) -> Any:
@@ -205,7 +207,7 @@ class Rotate(Block):
         super().__init__()
         self._args = (rotation_degrees, zoom_in, zoom_out)
 
-    def forward(self, x: Any, *args: Any) -> Any:
+    def forward(self, x: NDArray, *args: Any) -> NDArray:
         return image.imrotate(x, *self._args)
 
 
@@ -234,7 +236,7 @@ class RandomRotation(Block):
         self._args = (angle_limits, zoom_in, zoom_out)
         self._probability = rotate_with_proba
 
-    def forward(self, x: Any, *args: Any) -> Any:
+    def forward(self, x: NDArray, *args: Any) -> NDArray:
         return image.random_rotate(x, *self._args) if rng.numpy().random_sample() <= self._probability else x
 
 
@@ -254,7 +256,7 @@ class RandomResizedCrop(Block):
         super().__init__()
         self._args = (_pair(size), scale, ratio, interpolation)
 
-    def forward(self, x: Any, *args: Any) -> Any:
+    def forward(self, x: NDArray, *args: Any) -> NDArray:
         return image.random_size_crop(x, *self._args)[0]
 
 
@@ -274,7 +276,7 @@ class RandomCrop(Block):
         self._pad = None if pad is None else _pair(pad)
         self._pad_value = pad_value
 
-    def forward(self, x: Any, *args: Any) -> Any:
+    def forward(self, x: NDArray, *args: Any) -> NDArray:
         if self._pad is not None:
             horizontal, vertical = self._pad
             x = image.copyMakeBorder(x, vertical, vertical, horizontal, horizontal, value=self._pad_value)
@@ -301,7 +303,7 @@ class CropResize(HybridBlock):
         self._size = size and _pair(size)
         self._interpolation = 1 if interpolation is None else interpolation
 
-    def hybrid_forward(self, F: Any, x: Any, **kwargs: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: Any) -> Tensor:
         crop = F.image.crop(x, **self._area)
         return F.image.resize(crop, size=self._size, interp=self._interpolation) if self._size else crop
 
@@ -318,7 +320,7 @@ class CenterCrop(Block):
         super().__init__()
         self._args = (_pair(size), interpolation)
 
-    def forward(self, x: Any, *args: Any) -> Any:
+    def forward(self, x: NDArray, *args: Any) -> NDArray:
         return image.center_crop(x, *self._args)[0]
 
 
@@ -335,7 +337,7 @@ class Resize(HybridBlock):
         super().__init__()
         self._args = {"size": size, "keep_ratio": keep_ratio, "interp": interpolation}
 
-    def hybrid_forward(self, F: Any, x: Any, **kwargs: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: Any) -> Tensor:
         return F.image.resize(x, **self._args)
 
 
@@ -347,8 +349,9 @@ class _RandomFlip(HostTransform, RandomTransform):
         mirror: NDArray = getattr(nd.image, f"flip_{self._side}")(x) if rng.current().random() < 0.5 else x.copy()
         return mirror
 
-    def operator(self, F: Any, x: Any) -> Any:
-        return getattr(F.image, f"random_flip_{self._side}")(x)
+    def operator(self, F: Functions, x: Tensor) -> Tensor:
+        image: Tensor = getattr(F.image, f"random_flip_{self._side}")(x)
+        return image
 
     def host(self, image: Any) -> Any:
         return np.flip(image, self._axis) if rng.current().random() < 0.5 else image
@@ -381,8 +384,11 @@ class _RandomFactor(RandomTransform):
     def draw(self, x: NDArray) -> NDArray:
         return adjust(self._name, x, rng.current().uniform(*self._range))
 
-    def operator(self, F: Any, x: Any) -> Any:
-        return getattr(F.image, f"random_{self._name}")(x, min_factor=self._range[0], max_factor=self._range[1])
+    def operator(self, F: Functions, x: Tensor) -> Tensor:
+        image: Tensor = getattr(F.image, f"random_{self._name}")(
+            x, min_factor=self._range[0], max_factor=self._range[1]
+        )
+        return image
 
 
 def adjust(name: str, x: NDArray, factor: float) -> NDArray:
@@ -464,7 +470,7 @@ class RandomColorJitter(RandomTransform):
             x = adjust(name, x, max(0.0, 1 + rng.current().uniform(-limit, limit)))
         return x if names else x.copy()
 
-    def operator(self, F: Any, x: Any) -> Any:
+    def operator(self, F: Functions, x: Tensor) -> Tensor:
         return F.image.random_color_jitter(x, **self._limits)
 
 
@@ -484,7 +490,7 @@ class RandomLighting(RandomTransform):
         result: NDArray = nd.image.adjust_lighting(x, alpha=alpha)
         return result
 
-    def operator(self, F: Any, x: Any) -> Any:
+    def operator(self, F: Functions, x: Tensor) -> Tensor:
         return F.image.random_lighting(x, alpha_std=self._alpha)
 
 
@@ -499,5 +505,5 @@ class RandomGray(Block):
         super().__init__()
         self._gray = RandomGrayAug(p)
 
-    def forward(self, x: Any, *args: Any) -> Any:
+    def forward(self, x: NDArray, *args: Any) -> NDArray:
         return self._gray(x.astype("float32")).astype(x.dtype)
