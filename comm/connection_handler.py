@@ -166,7 +166,7 @@ class _TrackedProtocol(asyncio.Protocol):
     __slots__ = ("_connections", "_inner", "_record", "_transport")
 
     def __init__(
-        self, connections: ConnectionLimiter, record: ConnectionRecord, inner: asyncio.Protocol, transport: Any
+        self, connections: ConnectionLimiter, record: ConnectionRecord, inner: asyncio.Protocol, transport: object
     ) -> None:
         self._connections, self._record, self._inner, self._transport = connections, record, inner, transport
 

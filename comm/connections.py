@@ -161,7 +161,7 @@ class ConnectionLimiter:
         self._pending: set[PendingConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def refusal_delay(self, transport: Any) -> float:
+    def refusal_delay(self, transport: object) -> float:
         """Return the delay of a refusal in seconds; only refusals to unauthenticated clients are delayed."""
         record = self._by_transport.get(transport)
         if record is None or record.is_authenticated:
@@ -169,7 +169,7 @@ class ConnectionLimiter:
         return self.refusals.delay(asyncio.get_running_loop().time())
 
     @contextmanager
-    def track_request(self, transport: Any) -> Iterator[Callable[[Phase], None]]:
+    def track_request(self, transport: object) -> Iterator[Callable[[Phase], None]]:
         """Record that a request's head has arrived; yield a function that sets the connection's later phases."""
         record = self._by_transport.get(transport)
         if record is None:  # the service is mounted in the user's application, which owns the connections
@@ -185,7 +185,7 @@ class ConnectionLimiter:
         finally:
             record.phase, record.idle_since = Phase.WAITING, asyncio.get_running_loop().time()
 
-    def mark_authenticated(self, transport: Any) -> None:
+    def mark_authenticated(self, transport: object) -> None:
         """Record that a request of this connection was accepted."""
         record = self._by_transport.get(transport)
         if record is not None and not record.is_authenticated:
@@ -217,7 +217,7 @@ class ConnectionLimiter:
         for pending in list(self._pending):
             pending.close()
 
-    def remove(self, transport: Any, record: ConnectionRecord) -> None:
+    def remove(self, transport: object, record: ConnectionRecord) -> None:
         """Remove a connection that was closed."""
         del self._by_transport[transport]
         self.table.remove(record)

@@ -21,7 +21,7 @@ def mapping(value: object, what: str) -> Mapping[str, Any]:
     return value
 
 
-def text(header: Mapping[str, Any], name: str, max_length: int, *, min_length: int = 0) -> str:
+def text(header: Mapping[str, object], name: str, max_length: int, *, min_length: int = 0) -> str:
     """Return the text of a field; a missing field is empty.
 
     Raises:
@@ -33,7 +33,7 @@ def text(header: Mapping[str, Any], name: str, max_length: int, *, min_length: i
     return value
 
 
-def choice(header: Mapping[str, Any], name: str, among: Sequence[str]) -> str:
+def choice(header: Mapping[str, object], name: str, among: Sequence[str]) -> str:
     """Return the text of a field, which must be one of `among`.
 
     Raises:
@@ -45,7 +45,7 @@ def choice(header: Mapping[str, Any], name: str, among: Sequence[str]) -> str:
     return value
 
 
-def integer(header: Mapping[str, Any], name: str, default: int = 0, maximum: int = MAX_INT64) -> int:
+def integer(header: Mapping[str, object], name: str, default: int = 0, maximum: int = MAX_INT64) -> int:
     """Return the non-negative int of a field.
 
     Raises:
@@ -57,7 +57,7 @@ def integer(header: Mapping[str, Any], name: str, default: int = 0, maximum: int
     return value
 
 
-def flag(header: Mapping[str, Any], name: str) -> bool:
+def flag(header: Mapping[str, object], name: str) -> bool:
     """Return the bool of a field; a missing field is False.
 
     Raises:
@@ -69,7 +69,7 @@ def flag(header: Mapping[str, Any], name: str) -> bool:
     return value
 
 
-def sequence(header: Mapping[str, Any], name: str, max_length: int) -> Sequence[Any]:
+def sequence(header: Mapping[str, object], name: str, max_length: int) -> Sequence[Any]:
     """Return the list of a field; a missing field is empty.
 
     Raises:

@@ -50,7 +50,7 @@ class Tensor(NamedTuple):
     data: memoryview
 
     @classmethod
-    def of(cls, array: Any) -> Tensor:
+    def of(cls, array: object) -> Tensor:
         """Return the tensor of an array; it shares the memory if that is contiguous and little-endian.
 
         Raises:
@@ -118,7 +118,7 @@ def check(message: Message) -> None:
             )
 
 
-def pack(header: Mapping[str, Any]) -> bytes:
+def pack(header: Mapping[str, object]) -> bytes:
     """Return the start of a frame: everything except the bytes of its tensors.
 
     Raises:

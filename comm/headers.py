@@ -31,7 +31,9 @@ class Spec(NamedTuple):
     offset: int | None = None
 
 
-def take(header: Mapping[str, Any], required: Mapping[str, Any], optional: Mapping[str, Any] = {}) -> dict[str, Any]:
+def take(
+    header: Mapping[str, object], required: Mapping[str, object], optional: Mapping[str, object] = {}
+) -> dict[str, Any]:
     """Check an operation's header: it must have every required key, and no unknown ones.
 
     Args:
@@ -57,7 +59,7 @@ COMMON: Mapping[str, Any] = {"id": str, "node": str, "incarnation": int}
 """Keys that are optional in the header of any operation, with their types; see docs/wire.md."""
 
 
-def check_common(header: Mapping[str, Any]) -> None:
+def check_common(header: Mapping[str, object]) -> None:
     """Check the types of the common keys.
 
     Raises:
@@ -68,7 +70,7 @@ def check_common(header: Mapping[str, Any]) -> None:
             _check_type(key, header[key], kind)
 
 
-def _check_type(key: str, value: Any, kinds: Any) -> None:
+def _check_type(key: str, value: object, kinds: object) -> None:
     allowed = kinds if isinstance(kinds, tuple) else (kinds,)
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
         names = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in allowed)
@@ -113,7 +115,7 @@ def _no_extension(code: int, data: bytes) -> Any:
     raise WireError(f"the header has an extension of type {code}, {len(data)} bytes; extensions are not allowed")
 
 
-def _check_plain(value: Any) -> None:
+def _check_plain(value: object) -> None:
     """Refuse keys that are not text, and msgpack's timestamps."""
     if isinstance(value, dict | list):
         for key in value if isinstance(value, dict) else ():
@@ -129,7 +131,7 @@ def _check_plain(value: Any) -> None:
 _LEAVES = frozenset({str, int, float, bytes, bool, type(None)})
 
 
-def read_specs(header: Mapping[str, Any], shared: bool, limits: Limits) -> list[Spec]:
+def read_specs(header: Mapping[str, object], shared: bool, limits: Limits) -> list[Spec]:
     """Return the tensors that a header lists.
 
     Raises:
@@ -146,7 +148,7 @@ def read_specs(header: Mapping[str, Any], shared: bool, limits: Limits) -> list[
     return specs
 
 
-def _spec(index: int, entry: Any, shared: bool) -> Spec:
+def _spec(index: int, entry: object, shared: bool) -> Spec:
     form = "[dtype, shape, offset]" if shared else "[dtype, shape]"
     if not isinstance(entry, list) or len(entry) != 2 + shared:
         raise WireError(f"tensor {index} is described by {_short(entry)}, and must be {form}")
@@ -156,7 +158,7 @@ def _spec(index: int, entry: Any, shared: bool) -> Spec:
     return Spec(dtype, *_measure(dtype, shape, index), *rest)
 
 
-def count_bytes(dtype: Any, shape: Sequence[int], index: int) -> int:
+def count_bytes(dtype: object, shape: Sequence[int], index: int) -> int:
     """Return the bytes of a tensor.
 
     Raises:
@@ -165,7 +167,7 @@ def count_bytes(dtype: Any, shape: Sequence[int], index: int) -> int:
     return _measure(dtype, list(shape), index)[1]
 
 
-def _measure(dtype: Any, shape: Any, index: int) -> tuple[tuple[int, ...], int]:
+def _measure(dtype: object, shape: object, index: int) -> tuple[tuple[int, ...], int]:
     """Return the shape of a tensor, and its bytes."""
     if not isinstance(dtype, str) or dtype not in ITEMSIZE:
         raise WireError(f"tensor {index} has the dtype {_short(dtype)}; the wire format has {', '.join(ITEMSIZE)}")
@@ -188,6 +190,6 @@ def check_size(size: int, limit: int, what: str, name: str) -> None:
         raise TooLarge(f"{what} has {size} bytes; at most {limit} are allowed (Limits.{name})")
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

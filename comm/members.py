@@ -670,7 +670,7 @@ def _meeting(name: str) -> tuple[str, int | None]:
     return (meeting, int(number)) if meeting and number.isdecimal() and len(number) < 19 else (name, None)
 
 
-def rounds_from_wire(wire: Mapping[str, Any]) -> dict[str, int]:
+def rounds_from_wire(wire: Mapping[str, object]) -> dict[str, int]:
     """Return the rounds of barriers in a header or a snapshot.
 
     Raises:

@@ -157,7 +157,7 @@ class Node:
         self._owner: asyncio.Task[Any] | None = None
 
     @classmethod
-    def from_settings(cls, role: Role | None = None, **options: Any) -> Node:
+    def from_settings(cls, role: Role | None = None, **options: object) -> Node:
         """Return the node that the environment defines.
 
         Raises:
@@ -462,7 +462,7 @@ class Node:
                 self._visited.add(name)
                 return
 
-    async def _ask_barrier(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _ask_barrier(self, request: Mapping[str, object]) -> Mapping[str, Any]:
         """Send a barrier request to the scheduler until it answers."""
         while True:
             try:
@@ -484,7 +484,7 @@ class Node:
 
     # The scheduler
 
-    async def _call(self, operation: str, header: Mapping[str, Any]) -> Message:
+    async def _call(self, operation: str, header: Mapping[str, object]) -> Message:
         assert self._connection is not None
         common = {"node": self.id, "incarnation": self.incarnation}
         connection = self._connection
@@ -602,7 +602,7 @@ class Node:
         self._error = error
         self._notifier.notify()
 
-    def _adopt_view(self, answer: Mapping[str, Any]) -> None:
+    def _adopt_view(self, answer: Mapping[str, object]) -> None:
         """Adopt the view of an answer if it is newer."""
         if answer.get("view") is None:
             return

@@ -29,7 +29,7 @@ def _drop_executor() -> None:
 process_hooks.at_fork(after_in_child=_drop_executor)
 
 
-def submit(work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+def submit(work: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
     """Run ``work(*arguments)`` in the thread pool; return its future."""
     global _executor
     if _executor is None:
@@ -38,7 +38,7 @@ def submit(work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
     return asyncio.get_running_loop().run_in_executor(_executor, work, *arguments)
 
 
-async def offload(nbytes: int, work: Callable[..., T], *arguments: Any) -> T:
+async def offload(nbytes: int, work: Callable[..., T], *arguments: object) -> T:
     """Run ``work(*arguments)`` on `nbytes` bytes, in the thread pool if there are at least `LARGE`.
 
     If the caller is cancelled, the work finishes first, since its memory may be reused afterwards.

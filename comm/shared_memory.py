@@ -112,7 +112,7 @@ def listen(name: str) -> socket.socket:
 class Connector(aiohttp.UnixConnector):
     """A connector to an abstract unix socket of a process of this user. uvloop has no such connector."""
 
-    async def _create_connection(self, req: Any, *_: Any) -> Any:
+    async def _create_connection(self, req: Any, *_: object) -> Any:
         loop: Any = asyncio.get_running_loop()
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
@@ -212,7 +212,7 @@ class Mappings:
         """The number of mapped bytes."""
         return sum(len(memory) for memory in self._mapped.values())
 
-    def get(self, peer: PeerProcess, shared: Any) -> memoryview:
+    def get(self, peer: PeerProcess, shared: object) -> memoryview:
         """Return the memory of a request's segment.
 
         Args:
@@ -280,7 +280,7 @@ class Mappings:
         self._stop_watching[pid] = stop
 
 
-def _parse_segment(shared: Any) -> tuple[int, int, int]:
+def _parse_segment(shared: object) -> tuple[int, int, int]:
     numbers = shared[:3] if isinstance(shared, list) else []
     if len(numbers) < 3 or not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
         raise WireError("the header's 'shared' must be [descriptor, inode, size, ...], non-negative ints")

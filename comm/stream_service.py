@@ -148,7 +148,7 @@ class ServiceStream(Stream):
         if not self._tasks:
             self._set_phase(Phase.WAITING)
 
-    def run_in_task(self, number: int, work: Coroutine[Any, Any, None], on_end: Callable[[], object]) -> None:
+    def run_in_task(self, number: int, work: Coroutine[object, object, None], on_end: Callable[[], object]) -> None:
         """Run the rest of a call in a task, which is cancelled at the end of the stream."""
         self._set_phase(Phase.WORKING)
         task = self._tasks[number] = self._loop.create_task(work)

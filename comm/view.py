@@ -178,6 +178,6 @@ class View:
         )
 
 
-def _members(wire: Mapping[str, Any], name: str) -> tuple[Member, ...]:
+def _members(wire: Mapping[str, object], name: str) -> tuple[Member, ...]:
     value: Sequence[Any] = fields.sequence(wire, name, MAX_MEMBERS)
     return tuple(Member.from_wire(item) for item in value)

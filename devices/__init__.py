@@ -9,7 +9,6 @@ import contextlib
 import contextvars
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
 
 import numpy as np
 
@@ -177,7 +176,7 @@ def _real_gpus() -> int:
     return len(library.usable_gpus())
 
 
-def _actor_of(device: Any) -> Actor:
+def _actor_of(device: object) -> Actor:
     """Return the actor of an engine's ``device=`` argument."""
     if isinstance(device, Actor):
         return device

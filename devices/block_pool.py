@@ -64,7 +64,7 @@ class Block:
         self.note: Any = None
         self.ticket: Ticket | None = None
 
-    def lease(self, holder: Any, returned: deque[Ticket]) -> None:
+    def lease(self, holder: object, returned: deque[Ticket]) -> None:
         """Return the block when `holder` is freed, which may happen in any thread at any time."""
         self.ticket = Ticket(holder, returned.append)
         self.ticket.block = self

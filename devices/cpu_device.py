@@ -54,7 +54,7 @@ class CPUDevice(Device):
     def copy(self, source: Any, target: Any) -> None:
         np.copyto(target, source, casting="unsafe")
 
-    def to_host(self, array: Any) -> Any:
+    def to_host(self, array: object) -> Any:
         return array
 
     def memory_info(self) -> tuple[int, int]:

@@ -66,7 +66,7 @@ class Device(ABC):
         return self.graphs is not None
 
     @abstractmethod
-    def allocate(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def allocate(self, shape: tuple[int, ...], dtype: object) -> Any:
         """Allocate an uninitialized C-contiguous array on this device."""
 
     def view(self, array: Any, shape: tuple[int, ...], dtype: Any, offset: int, strides: tuple[int, ...]) -> Any:
@@ -86,7 +86,7 @@ class Device(ABC):
         """Return the actor for copies from another device to this one."""
 
     @abstractmethod
-    def copy(self, source: Any, target: Any) -> None:
+    def copy(self, source: object, target: object) -> None:
         """Copy an array of any device to one of this device (on the copy actor; may convert the dtype)."""
 
     def copy_out(self, source: Any, target: Any) -> None:
@@ -94,7 +94,7 @@ class Device(ABC):
         np.copyto(target, source, casting="unsafe")
 
     @abstractmethod
-    def to_host(self, array: Any) -> Any:
+    def to_host(self, array: object) -> Any:
         """Return the content of one of this device's arrays as a NumPy array (which may share memory)."""
 
     @abstractmethod
@@ -114,7 +114,7 @@ class Device(ABC):
     def synchronize_host_work(self) -> None:
         """Wait for work that a host operation has launched in this thread, outside of the device's actors."""
 
-    def timed(self, op: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def timed(self, op: object, forward: Callable[..., object]) -> Callable[..., Any]:
         """Wrap the forward function of an operator for this device."""
         return forward
 

@@ -28,12 +28,12 @@ _DEFAULT = LaunchTraits()
 _traits: dict[Callable[..., Any], LaunchTraits] = {}
 
 
-def set_launch_traits(function: Callable[..., Any], traits: LaunchTraits) -> None:
+def set_launch_traits(function: Callable[..., object], traits: LaunchTraits) -> None:
     """Set the traits of a function, or of a method as found in its class."""
     _traits[function] = traits
 
 
-def launch_traits(function: Callable[..., Any]) -> LaunchTraits:
+def launch_traits(function: Callable[..., object]) -> LaunchTraits:
     """Return the traits of a function or bound method."""
     try:
         return _traits.get(getattr(function, "__func__", function), _DEFAULT)

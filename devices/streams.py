@@ -415,7 +415,7 @@ class StreamActor(BatchActor):
                     failure = self._try_launch(op, stream, sources, dependencies)
                 engine.end(op, failure)  # before the next operation allocates
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
         task = create_hidden_task(asyncio.get_running_loop(), coroutine)
         self._delayed_launches.add(task)
         task.add_done_callback(self._delayed_launches.discard)
@@ -492,7 +492,7 @@ class StreamActor(BatchActor):
         launch.stream.hold(token, tuple(host_variables))
 
 
-async def _in_thread(function: Callable[..., T], *arguments: Any) -> T:
+async def _in_thread(function: Callable[..., T], *arguments: object) -> T:
     """Call a blocking function in a thread, without blocking the event loop."""
     try:
         future = asyncio.get_running_loop().run_in_executor(None, function, *arguments)

@@ -4,7 +4,7 @@ Importing it loads arrays, autograd, the engine and the operators; other modules
 import changes nothing in the process; the first operation installs the hooks of `process_hooks`.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flowmx import _checkout  # noqa: F401  # before the first module of comm/, devices/ or ops/
 
@@ -124,7 +124,7 @@ __getattr__, __dir__ = later(
 )
 
 
-def load_ipython_extension(shell: Any) -> None:
+def load_ipython_extension(shell: object) -> None:
     """Add the magic ``%%engine`` to an IPython shell, and collapse flowmx's frames in its tracebacks."""
     from flowmx import tracebacks
     from flowmx.observability.flight import ipython_magic

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from flowmx.base import ClassProperties, ClassProperty
 from flowmx.scopes import Entries, Value, assign
@@ -19,7 +19,7 @@ def is_attribute(name: str) -> bool:
     return name in HIDDEN or (name.startswith("__") and name.endswith("__"))
 
 
-def stored_form(attributes: Mapping[str, Any]) -> dict[str, str]:
+def stored_form(attributes: Mapping[str, object]) -> dict[str, str]:
     """Return attributes in the form that nodes store: as text, and MXNet's attributes with underscores."""
     return {f"__{name}__" if name in HIDDEN else name: str(value) for name, value in attributes.items()}
 

@@ -246,7 +246,7 @@ class Function:
         name, arrays = type(self).__name__, _arrays_in(vars(self).values())
         stored = [(array, array.storage.version) for array in arrays]
 
-        def gradient(F: Any, inputs: Any, outputs: Any, heads: Sequence[NDArray]) -> Sequence[NDArray | None]:
+        def gradient(F: object, inputs: Any, outputs: object, heads: Sequence[NDArray]) -> Sequence[NDArray | None]:
             for array, version in stored:
                 if array.storage.version != version:
                     raise AutogradError(
@@ -272,7 +272,7 @@ class Function:
         raise NotImplementedError(f"{type(self).__name__} must define backward")
 
 
-def _arrays_in(values: Iterable[Any]) -> Iterator[NDArray]:
+def _arrays_in(values: Iterable[object]) -> Iterator[NDArray]:
     for value in values:
         if isinstance(value, NDArray):
             yield value
@@ -285,7 +285,7 @@ def _differentiable_once(
 ) -> Sequence[NDArray | None]:
     """Return gradients that raise AutogradError when differentiated, since user code computed them without a record."""
 
-    def refuse(*_: Any) -> Any:
+    def refuse(*_: object) -> Any:
         raise AutogradError(
             f"backward: the gradient of {name} is not differentiable, because its backward() is not recorded; write "
             "the function with operators for higher-order gradients"

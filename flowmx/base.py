@@ -32,14 +32,14 @@ class ClassProperty:
     def __init__(self, getter: Callable[[Any], Any], setter: Callable[[Any], object]) -> None:
         self._getter, self.setter = getter, setter
 
-    def __get__(self, instance: Any, owner: type) -> Any:
+    def __get__(self, instance: object, owner: type) -> Any:
         return self._getter(owner)
 
 
 class ClassProperties(type):
     """The metaclass of classes with a :class:`ClassProperty`."""
 
-    def __setattr__(cls, name: str, value: Any) -> None:
+    def __setattr__(cls, name: str, value: object) -> None:
         member = vars(cls).get(name)
         if isinstance(member, ClassProperty):
             member.setter(value)

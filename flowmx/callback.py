@@ -33,7 +33,7 @@ def do_checkpoint(prefix: str, period: int = 1) -> Callable[..., Any]:
         period: the number of epochs between two checkpoints.
     """
 
-    def callback(iter_no: int, sym: Any, arg: Any, aux: Any) -> Any:
+    def callback(iter_no: int, sym: object, arg: object, aux: object) -> Any:
         if (iter_no + 1) % max(1, int(period)) == 0:
             return _run_in_thread(model.save_checkpoint, prefix, iter_no + 1, sym, arg, aux)
         return None
@@ -53,7 +53,7 @@ def module_checkpoint(
         save_optimizer_states: save these too, so that training can resume exactly.
     """
 
-    def callback(iter_no: int, sym: Any = None, arg: Any = None, aux: Any = None) -> Any:
+    def callback(iter_no: int, sym: object = None, arg: object = None, aux: object = None) -> Any:
         if (iter_no + 1) % max(1, int(period)) == 0:
             return _run_in_thread(mod.save_checkpoint, prefix, iter_no + 1, save_optimizer_states)
         return None
@@ -61,7 +61,7 @@ def module_checkpoint(
     return callback
 
 
-def _run_in_thread(function: Callable[..., Any], *args: Any) -> Any:
+def _run_in_thread(function: Callable[..., object], *args: object) -> Any:
     """Call a function, in another thread if an event loop runs here; then the result is an awaitable."""
     try:
         loop = asyncio.get_running_loop()

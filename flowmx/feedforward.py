@@ -48,12 +48,12 @@ class FeedForward:
     """
 
     def __init__(
-        self, symbol: Any, ctx: Context | Sequence[Context] | None = None, num_epoch: int | None = None,
+        self, symbol: object, ctx: Context | Sequence[Context] | None = None, num_epoch: int | None = None,
         epoch_size: int | None = None, optimizer: Any = "sgd",
-        initializer: Callable[..., Any] = Uniform(0.01),  # noqa: B008
+        initializer: Callable[..., object] = Uniform(0.01),  # noqa: B008
         numpy_batch_size: int = 128, arg_params: Mapping[str, NDArray] | None = None,
         aux_params: Mapping[str, NDArray] | None = None, allow_extra_params: bool = False, begin_epoch: int = 0,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:  # fmt: skip
         warnings.warn("FeedForward is MXNet's oldest interface: use mx.mod.Module", DeprecationWarning, stacklevel=2)
         if not isinstance(symbol, Symbol) and not callable(symbol):
@@ -76,8 +76,9 @@ class FeedForward:
 
     @runs_in_plain_code
     async def fit(
-        self, X: Any, y: Any = None, eval_data: Any = None, eval_metric: Any = "acc", epoch_end_callback: Any = None,
-        batch_end_callback: Any = None, kvstore: Any = "local", logger: Any = None, work_load_list: Any = None,
+        self, X: object, y: object = None, eval_data: Any = None, eval_metric: Any = "acc",
+        epoch_end_callback: Any = None, batch_end_callback: Any = None, kvstore: Any = "local", logger: object = None,
+        work_load_list: object = None,
         monitor: Any = None, eval_end_callback: Any = LogValidationMetricsCallback(),  # noqa: B008
         eval_batch_end_callback: Any = None,
     ) -> None:  # fmt: skip
@@ -115,7 +116,7 @@ class FeedForward:
         args, aux = module.get_params()
         self.arg_params, self.aux_params = dict(args), dict(aux)
 
-    def _module(self, data: DataIter, logger: Any, work_load_list: Any) -> BaseModule:
+    def _module(self, data: DataIter, logger: object, work_load_list: object) -> BaseModule:
         names = [desc[0] for desc in data.provide_data], [desc[0] for desc in data.provide_label]
         options: dict[str, Any] = {"context": self.ctx, "work_load_list": work_load_list}
         if logger is not None:
@@ -137,7 +138,7 @@ class FeedForward:
 
     @runs_in_plain_code
     async def predict(
-        self, X: Any, num_batch: int | None = None, return_data: bool = False, reset: bool = True
+        self, X: object, num_batch: int | None = None, return_data: bool = False, reset: bool = True
     ) -> object:
         """Return the outputs for all inputs, as NumPy arrays: one, or a list if there are several.
 
@@ -169,7 +170,7 @@ class FeedForward:
 
     @runs_in_plain_code
     async def score(
-        self, X: Any, eval_metric: Any = "acc", num_batch: int | None = None, batch_end_callback: Any = None,
+        self, X: object, eval_metric: object = "acc", num_batch: int | None = None, batch_end_callback: Any = None,
         reset: bool = True,
     ) -> Any:  # fmt: skip
         """Evaluate the network; return the metric's value.
@@ -205,7 +206,7 @@ class FeedForward:
 
     # -- data ------------------------------------------------------------------------------------------
 
-    def _batches(self, X: Any, y: Any, is_train: bool) -> DataIter:
+    def _batches(self, X: object, y: object, is_train: bool) -> DataIter:
         if isinstance(X, DataIter):
             return X
         if not isinstance(X, (np.ndarray, NDArray)):
@@ -223,7 +224,7 @@ class FeedForward:
         size = min(X.shape[0], self.numpy_batch_size)
         return NDArrayIter(X, y, size, shuffle=is_train, last_batch_handle="roll_over" if is_train else "pad")
 
-    def _evaluation(self, eval_data: Any) -> DataIter | None:
+    def _evaluation(self, eval_data: object) -> DataIter | None:
         if eval_data is None or isinstance(eval_data, DataIter):
             return eval_data
         if not isinstance(eval_data, (tuple, list)) or len(eval_data) != 2 or eval_data[0] is None:
@@ -273,13 +274,13 @@ class FeedForward:
     @staticmethod
     @runs_in_plain_code
     async def create(
-        symbol: Any, X: Any, y: Any = None, ctx: Context | Sequence[Context] | None = None,
+        symbol: Any, X: object, y: object = None, ctx: Context | Sequence[Context] | None = None,
         num_epoch: int | None = None, epoch_size: int | None = None, optimizer: Any = "sgd",
         initializer: Callable[..., Any] = Uniform(0.01),  # noqa: B008
-        eval_data: Any = None, eval_metric: Any = "acc", epoch_end_callback: Any = None,
-        batch_end_callback: Any = None, kvstore: Any = "local", logger: Any = None, work_load_list: Any = None,
-        eval_end_callback: Any = LogValidationMetricsCallback(),  # noqa: B008
-        eval_batch_end_callback: Any = None, **kwargs: Any,
+        eval_data: object = None, eval_metric: object = "acc", epoch_end_callback: object = None,
+        batch_end_callback: object = None, kvstore: object = "local", logger: object = None,
+        work_load_list: object = None, eval_end_callback: object = LogValidationMetricsCallback(),
+        eval_batch_end_callback: object = None, **kwargs: Any,
     ) -> FeedForward:  # fmt: skip
         """Make a network and train it; the arguments are those of the class and of :meth:`fit`."""
         network = FeedForward(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 __all__ = ["ARRAYS", "BLOCKS", "MODULES", "TRAINERS", "advice", "raise_missing"]
 
@@ -132,7 +132,7 @@ def advice(table: Mapping[str, str], name: str) -> str:
     return f": use {table[name]}" if name in table else ""
 
 
-def raise_missing(owner: Any, name: str, table: Mapping[str, str]) -> NoReturn:
+def raise_missing(owner: object, name: str, table: Mapping[str, str]) -> NoReturn:
     """Raise the AttributeError of an attribute that an object lacks; for its ``__getattr__``.
 
     Raises:

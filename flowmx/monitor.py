@@ -19,7 +19,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flowmx import ndarray as nd
 from flowmx.autograd import pause
@@ -117,7 +117,7 @@ class Monitor:
     def _observe_operator(self, name: str, operator: str, array: NDArray) -> None:
         self.stat_helper(name, array)
 
-    def _observe_block(self, block: Block, inputs: Any, outputs: Any) -> None:
+    def _observe_block(self, block: Block, inputs: object, outputs: object) -> None:
         if not self.activated:
             return
         arrays = list(_arrays(outputs))
@@ -195,7 +195,7 @@ def _log(rows: Sequence[Row]) -> None:
         logging.info("Batch: %7d %30s %s", step, name, words)
 
 
-def _arrays(value: Any) -> Iterator[NDArray]:
+def _arrays(value: object) -> Iterator[NDArray]:
     if isinstance(value, NDArray):
         yield value
     elif isinstance(value, (list, tuple)):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
 
-
-def is_replaced(owner: Any, name: str, original: Any) -> bool:
+def is_replaced(owner: object, name: str, original: object) -> bool:
     """Return whether a method of an object is not `original`, the function that flowmx defines."""
     return getattr(type(owner), name) is not original or name in vars(owner)

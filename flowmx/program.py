@@ -71,7 +71,7 @@ def record_exit_status() -> None:
 
 
 def _recording_exit(exit_: Callable[[Any], NoReturn]) -> Callable[[Any], NoReturn]:
-    def exit(status: Any = None, /) -> NoReturn:
+    def exit(status: object = None, /) -> NoReturn:
         """Exit the interpreter by raising SystemExit(status)."""
         if threading.current_thread() is threading.main_thread():
             _program.code = status

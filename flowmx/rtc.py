@@ -127,7 +127,7 @@ class CudaKernel:
         self._arguments = arguments
 
     def launch(
-        self, args: Sequence[Any], ctx: Context, grid_dims: Sequence[Any], block_dims: Sequence[Any],
+        self, args: Sequence[object], ctx: Context, grid_dims: Sequence[Any], block_dims: Sequence[Any],
         shared_mem: int = 0,
     ) -> None:  # fmt: skip
         """Enqueue a launch.
@@ -175,7 +175,7 @@ class CudaKernel:
             self._name,
         )
 
-    def _run(self, values: Sequence[Any], grid: tuple[int, ...], block: tuple[int, ...], shared_mem: int) -> None:
+    def _run(self, values: Sequence[object], grid: tuple[int, ...], block: tuple[int, ...], shared_mem: int) -> None:
         raw = [
             value
             if not isinstance(value, BaseArray)
@@ -198,7 +198,7 @@ def _parse_argument(text: str) -> _Argument:
     return _Argument(plain, _DTYPES[match[2]], bool(match[3]), bool(match[1]))
 
 
-def _convert(name: str, index: int, value: Any, argument: _Argument, ctx: Context) -> Any:
+def _convert(name: str, index: int, value: object, argument: _Argument, ctx: Context) -> Any:
     """Check an argument of a launch, and convert numbers to their dtype."""
     label = f"launch: argument {index} of {name} ({argument.text})"
     if argument.is_array:

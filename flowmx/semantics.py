@@ -47,7 +47,7 @@ def default_float() -> DType:
     return _FLOAT64 if semantics.get().dtype else FLOAT32
 
 
-def with_semantics(array: Any) -> Any:
+def with_semantics(array: object) -> Any:
     """Convert a new ``mx.nd`` array (or a structure of arrays) to ``mx.np`` if the task uses NumPy semantics."""
     if not semantics.get().array:
         return array

@@ -48,9 +48,9 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
     def __init__(
         self, net: gluon.Block | Callable[[int], gluon.Block] | None = None, *,
         hidden_layer_sizes: Sequence[int] | int = (100,), activation: str = "relu", loss: gluon.loss.Loss | None = None,
-        optimizer: str = "adam", learning_rate: float = 0.001, optimizer_params: Mapping[str, Any] | None = None,
+        optimizer: str = "adam", learning_rate: float = 0.001, optimizer_params: Mapping[str, object] | None = None,
         max_iter: int = 200, batch_size: int = 32, shuffle: bool = True, ctx: Context | None = None,
-        random_state: Any = None,
+        random_state: object = None,
     ) -> None:  # fmt: skip
         self.net = net
         self.hidden_layer_sizes = hidden_layer_sizes
@@ -65,7 +65,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         self.ctx = ctx
         self.random_state = random_state
 
-    def fit(self: E, X: Any, y: Any) -> E:
+    def fit(self: E, X: object, y: object) -> E:
         """Train from scratch for ``max_iter`` epochs.
 
         Args:
@@ -82,7 +82,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         self._train(X, targets, self.max_iter)
         return self
 
-    def _partial_fit(self: E, X: Any, y: Any, classes: Any) -> E:
+    def _partial_fit(self: E, X: object, y: object, classes: object) -> E:
         first = not hasattr(self, "net_")
         if first:
             self._check_parameters()
@@ -95,7 +95,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
 
     # -- the differences between the two ------------------------------------------------------------------------
 
-    def _targets(self, X: Array, y: Any, classes: Any, first: bool = True) -> tuple[Array, int]:
+    def _targets(self, X: Array, y: object, classes: object, first: bool = True) -> tuple[Array, int]:
         """Return the targets for the loss, and the number of outputs of the network."""
         raise NotImplementedError
 
@@ -121,7 +121,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         if self.net is None and any(size != int(size) or size < 1 for size in sizes):
             raise ValueError(f"{name}: hidden_layer_sizes is {self.hidden_layer_sizes!r}, expected sizes of at least 1")
 
-    def _validate(self, X: Any, reset: bool) -> Array:
+    def _validate(self, X: object, reset: bool) -> Array:
         X = validate_data(self, X, reset=reset, dtype=[np.float32, np.float64], allow_nd=self.net is not None)
         return np.ascontiguousarray(X, dtype=np.float32)
 
@@ -180,7 +180,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         self.loss_curve_.append(mean)
         self.n_iter_ += 1
 
-    def _check_width(self, out: Any) -> None:
+    def _check_width(self, out: object) -> None:
         if not isinstance(out, nd.NDArray) or out.shape != (1, self._width):
             actual = f"shape {out.shape}" if isinstance(out, nd.NDArray) else type(out).__name__
             raise ValueError(
@@ -188,7 +188,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
                 "each class, or a number for each target"
             )
 
-    def _outputs(self, X: Any) -> Array:
+    def _outputs(self, X: object) -> Array:
         """Return the outputs of the network, (n, outputs), float64.
 
         The last batch is padded to the batch size, so that nothing is recompiled and the result of a sample does not
@@ -234,7 +234,7 @@ class NetworkClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
         n_features_in_: the length of the inputs' second axis.
     """
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> NetworkClassifier:
+    def partial_fit(self, X: object, y: object, classes: object = None) -> NetworkClassifier:
         """Continue training for one epoch of these samples.
 
         Args:
@@ -247,19 +247,19 @@ class NetworkClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
         """
         return self._partial_fit(X, y, classes)
 
-    def predict_proba(self, X: Any) -> Array:
+    def predict_proba(self, X: object) -> Array:
         """Return the probabilities of the classes, (n, classes), in the order of ``classes_``."""
         scores = self._outputs(X)
         powers = np.exp(scores - scores.max(axis=1, keepdims=True))
         return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
-    def predict_log_proba(self, X: Any) -> Array:
+    def predict_log_proba(self, X: object) -> Array:
         """Return the logarithms of :meth:`predict_proba`."""
         scores = self._outputs(X)
         scores -= scores.max(axis=1, keepdims=True)
         return np.asarray(scores - np.log(np.exp(scores).sum(axis=1, keepdims=True)))
 
-    def predict(self, X: Any) -> Array:
+    def predict(self, X: object) -> Array:
         """Return the most probable label of each sample, (n,)."""
         best = self._outputs(X).argmax(axis=1)
         return np.asarray(self.classes_[best])
@@ -315,7 +315,7 @@ class NetworkRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         tags.target_tags.multi_output = True
         return tags
 
-    def partial_fit(self, X: Any, y: Any) -> NetworkRegressor:
+    def partial_fit(self, X: object, y: object) -> NetworkRegressor:
         """Continue training for one epoch of these samples.
 
         Args:
@@ -327,12 +327,12 @@ class NetworkRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         """
         return self._partial_fit(X, y, None)
 
-    def predict(self, X: Any) -> Array:
+    def predict(self, X: object) -> Array:
         """Return the predictions, float64, in the shape of the training targets: (n,) or (n, targets)."""
         outputs = self._outputs(X)
         return outputs[:, 0] if self._is_flat else outputs
 
-    def _targets(self, X: Array, y: Any, classes: Any, first: bool = True) -> tuple[Array, int]:
+    def _targets(self, X: Array, y: object, classes: object, first: bool = True) -> tuple[Array, int]:
         y = _validate_targets(self, X, y)
         targets = y.reshape(len(y), -1).astype(np.float32)
         if not first and targets.shape[1] != self._width:
@@ -344,7 +344,7 @@ class NetworkRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         return gluon.loss.L2Loss() if self.loss is None else self.loss
 
 
-def _labels(model: Any, X: Array, y: Any) -> Array:
+def _labels(model: object, X: Array, y: object) -> Array:
     _check_not_none(model, y)
     y = column_or_1d(y, warn=True)
     assert_all_finite(y, input_name="y")
@@ -353,7 +353,7 @@ def _labels(model: Any, X: Array, y: Any) -> Array:
     return np.asarray(y)
 
 
-def _validate_targets(model: Any, X: Array, y: Any) -> Array:
+def _validate_targets(model: object, X: Array, y: Any) -> Array:
     _check_not_none(model, y)
     y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
     if y.ndim == 2 and y.shape[1] == 1:
@@ -362,7 +362,7 @@ def _validate_targets(model: Any, X: Array, y: Any) -> Array:
     return np.asarray(y)
 
 
-def _check_not_none(model: Any, y: Any) -> None:
+def _check_not_none(model: object, y: object) -> None:
     if y is None:
         raise ValueError(f"{type(model).__name__} requires y to be passed, but the target y is None")
 

@@ -63,7 +63,7 @@ def did_you_mean(name: str, names: Iterable[str], equivalents: Mapping[str, str]
     return f"; did you mean {suggestion!r}?" if suggestion is not None else ""
 
 
-def refuse_unknown(cls: type[Any], names: Iterable[str]) -> None:
+def refuse_unknown(cls: type[object], names: Iterable[str]) -> None:
     """Raise TypeError for unknown keyword arguments of a class.
 
     Args:

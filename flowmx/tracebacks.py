@@ -26,7 +26,7 @@ _LIBRARY = f"{os.path.realpath(sysconfig.get_path('stdlib'))}{os.sep}"
 class _Stack(traceback.StackSummary):
     """A stack summary with placeholders for folded frames."""
 
-    def format_frame_summary(self, frame_summary: traceback.FrameSummary, **options: Any) -> str:
+    def format_frame_summary(self, frame_summary: traceback.FrameSummary, **options: object) -> str:
         """Format a frame; Python 3.13 passes options."""
         if frame_summary.filename:
             return super().format_frame_summary(frame_summary, **options)
@@ -54,7 +54,7 @@ def show(kind: type[BaseException], error: BaseException, trace: TracebackType |
     sys.stderr.flush()
 
 
-def fold_in_ipython(shell: Any = None) -> None:
+def fold_in_ipython(shell: object = None) -> None:
     """Omit the frames of flowmx in tracebacks of an IPython shell or kernel, in any style.
 
     Args:

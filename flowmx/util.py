@@ -201,14 +201,14 @@ def _run_in_scope(func: T, **change: bool) -> T:
     if inspect.iscoroutinefunction(func):
 
         @functools.wraps(func)
-        async def run_async(*args: Any, **kwargs: Any) -> Any:
+        async def run_async(*args: object, **kwargs: object) -> Any:
             with _scope(**change):
                 return await func(*args, **kwargs)
 
         return cast("T", run_async)
 
     @functools.wraps(func)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> Any:
         with _scope(**change):
             return func(*args, **kwargs)
 

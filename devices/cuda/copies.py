@@ -116,7 +116,7 @@ def _from_peer(device: CudaDevice, source: Any, target: Any) -> None:
     )
 
 
-def _make_contiguous(source: Any, stream: CudaStream) -> Any:
+def _make_contiguous(source: object, stream: CudaStream) -> Any:
     """Return a contiguous copy on the array's GPU; the given stream waits for it."""
     owner = device_of(source)
     with owner.reader_lock:

@@ -152,10 +152,10 @@ class CudaDevice(Accelerator):
 
     # -- copies ----------------------------------------------------------------------------------------
 
-    def copy(self, source: Any, target: Any) -> None:
+    def copy(self, source: object, target: object) -> None:
         copies.copy_in(self, source, target)
 
-    def copy_out(self, source: Any, target: Any) -> None:
+    def copy_out(self, source: object, target: object) -> None:
         copies.copy_out(self, source, target)
 
     def to_host(self, array: Any) -> Any:

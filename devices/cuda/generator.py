@@ -36,19 +36,19 @@ class DeviceBits:
             self._device_generator = self._cp.random.Generator(self._cp.random.Philox4x3210(self._seed))
         return self._device_generator
 
-    def random(self, size: Any = None, dtype: Any = np.float64) -> Any:
+    def random(self, size: object = None, dtype: object = np.float64) -> Any:
         """Draw uniform numbers from [0, 1)."""
         return self._host.random() if size is None else self._device.random(size, dtype)
 
-    def standard_normal(self, size: Any = None, dtype: Any = np.float64) -> Any:
+    def standard_normal(self, size: object = None, dtype: object = np.float64) -> Any:
         """Draw standard normal numbers."""
         return self._device.standard_normal(() if size is None else size, dtype)
 
-    def standard_exponential(self, size: Any = None, dtype: Any = np.float64) -> Any:
+    def standard_exponential(self, size: object = None, dtype: object = np.float64) -> Any:
         """Draw exponential numbers with rate 1."""
         return self._device.standard_exponential(() if size is None else size, dtype)
 
-    def uniform(self, low: float = 0.0, high: float = 1.0, size: Any = None) -> Any:
+    def uniform(self, low: float = 0.0, high: float = 1.0, size: object = None) -> Any:
         """Draw uniform numbers from [low, high); without a size, one number on the host."""
         return self._host.uniform(low, high) if size is None else self._device.random(size) * (high - low) + low
 

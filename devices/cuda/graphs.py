@@ -56,7 +56,7 @@ class Piece:
         self._first: GraphKey = ()
         self._misses = 0
 
-    def key(self, bits: Any) -> GraphKey:
+    def key(self, bits: object) -> GraphKey:
         """Return the key of a graph of the steps: all addresses, and the random generator (a new one for each seed).
 
         For moving arrays, only their identity with each other is part of the key.
@@ -90,7 +90,7 @@ class Piece:
         self._first = ()
         self.can_capture = may_be_copied(self.slots, self.moving)
 
-    def store(self, key: GraphKey, captured: CapturedGraph, bits: Any) -> None:
+    def store(self, key: GraphKey, captured: CapturedGraph, bits: object) -> None:
         """Store the graph of a key."""
         captured.generator = bits if self._is_random else None
         self._graphs[key] = captured
@@ -110,7 +110,7 @@ class Piece:
         return [*pieces_of(self.steps[:at]), single, *pieces_of(self.steps[at + 1 :])]
 
 
-def pieces_of(steps: Sequence[Any]) -> list[Piece]:
+def pieces_of(steps: Sequence[object]) -> list[Piece]:
     """Group steps into as few pieces as possible: runs of steps that may be captured, and runs that may not."""
     return [Piece(list(row)) for _, row in itertools.groupby(steps, _can_capture)]
 

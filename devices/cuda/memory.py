@@ -12,6 +12,8 @@ import functools
 import threading
 from typing import Any
 
+import numpy.typing as npt
+
 from flowmx.devices.block_pool import Block
 from flowmx.devices.cuda import library
 from flowmx.devices.cuda.stream import CudaStream
@@ -54,7 +56,13 @@ def block_of(array: Any) -> Block | None:
     return None if array is None else getattr(array.data.mem, "block", None)
 
 
-def device_of(array: Any) -> Any:
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Return the address of a CuPy array's first element."""
+    memory: Any = array.data  # not NumPy's memoryview
+    return int(memory.ptr)
+
+
+def device_of(array: object) -> Any:
     """Return the device of an array in a pool block, or None."""
     return getattr(getattr(getattr(array, "data", None), "mem", None), "owner", None)
 

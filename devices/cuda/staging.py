@@ -28,7 +28,7 @@ class PinnedBytes(np.ndarray[Any, Any]):
     """Pinned memory as an array of its bytes; views keep it alive."""
 
 
-def is_pinned(array: Any) -> bool:
+def is_pinned(array: object) -> bool:
     """Return whether an array is in pinned memory."""
     while array is not None and type(array) is not PinnedBytes:
         array = getattr(array, "base", None)

@@ -16,7 +16,7 @@ import numpy as np
 class Blank(np.ndarray[Any, Any]):
     """An array without values; its views are blank too."""
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **options: Any) -> Any:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: object, out: Any = (), **options: object) -> Any:
         """Leave given outputs unchanged; return new results with a shape and dtype, but no memory."""
         if out:
             for target in out:
@@ -32,7 +32,7 @@ class Blank(np.ndarray[Any, Any]):
         blanks = tuple([blank(shape, part.dtype) for part in map(np.asarray, parts)])
         return blanks if isinstance(result, tuple) else blanks[0]
 
-    def __array_function__(self, func: Callable[..., Any], types: Any, args: Iterable[Any], kwargs: Any) -> Any:
+    def __array_function__(self, func: Callable[..., Any], types: object, args: Iterable[Any], kwargs: Any) -> Any:
         """Call other NumPy functions with zeros; do nothing for a copy to a blank array."""
         if func is np.copyto:
             target = next(iter(args), kwargs.get("dst"))
@@ -43,10 +43,10 @@ class Blank(np.ndarray[Any, Any]):
             return kwargs["out"]
         return func(*map(_plain, args), **{name: _plain(value) for name, value in kwargs.items()})
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         """Do nothing: a blank array is not written."""
 
-    def fill(self, value: Any) -> None:
+    def fill(self, value: object) -> None:
         """Do nothing: a blank array is not written."""
 
 

@@ -129,7 +129,7 @@ class SimDevice(Accelerator):
 
     # -- time ------------------------------------------------------------------------------------------
 
-    def timed(self, op: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def timed(self, op: Any, forward: Callable[..., object]) -> Callable[..., Any]:
         # User code and bodies of loops launch further work: they run even without numerics.
         is_called = self.has_numerics or op.traits.detached or op.subgraphs
 
@@ -193,7 +193,7 @@ def _nbytes(variable: Variable) -> int:
     return 0 if shape is None or dtype is None else math.prod(shape) * int(dtype.itemsize)
 
 
-def _block_of(array: Any) -> Block | None:
+def _block_of(array: object) -> Block | None:
     while array is not None and type(array) is not _Lease:
         array = getattr(array, "base", None)
     return None if array is None else array.block
@@ -205,5 +205,5 @@ def _map(size: int) -> tuple[Any, int]:
     return memory, int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
 
 
-def _unmap(memory: Any) -> None:
+def _unmap(memory: object) -> None:
     """Do nothing: memory is unmapped when its last view is freed."""

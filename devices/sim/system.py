@@ -295,7 +295,7 @@ class System:
 
     # -- checks ----------------------------------------------------------------------------------------
 
-    def warn_of_zeros(self, device: Any) -> None:
+    def warn_of_zeros(self, device: object) -> None:
         """Warn once that the program reads values that were not computed."""
         if not self._has_warned:
             self._has_warned = True

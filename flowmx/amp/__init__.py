@@ -14,8 +14,6 @@ Example:
 
 from __future__ import annotations
 
-from typing import Any
-
 from flowmx.amp import lists
 from flowmx.amp.convert import convert_bucketing_module, convert_hybrid_block, convert_model, convert_symbol
 from flowmx.amp.overflow_checks import AmpWarning, Overflow, OverflowWarning, UnscaledLossError
@@ -33,40 +31,40 @@ __all__ = [
 ]  # fmt: skip
 
 
-def list_lp16_ops(target_dtype: Any) -> list[str]:
+def list_lp16_ops(target_dtype: object) -> list[str]:
     """Return the operators that compute in 16 bits."""
     return _list(target_dtype, Precision.LOW)
 
 
-def list_fp32_ops(target_dtype: Any) -> list[str]:
+def list_fp32_ops(target_dtype: object) -> list[str]:
     """Return the operators that stay in float32."""
     return _list(target_dtype, Precision.FLOAT32)
 
 
-def list_lp16_fp32_ops(target_dtype: Any) -> list[str]:
+def list_lp16_fp32_ops(target_dtype: object) -> list[str]:
     """Return the operators that compute in the dtype of their inputs."""
     parse_low_dtype(target_dtype)
     return lists.lp16_fp32()
 
 
-def list_conditional_fp32_ops(target_dtype: Any) -> list[tuple[str, str, list[str]]]:
+def list_conditional_fp32_ops(target_dtype: object) -> list[tuple[str, str, list[str]]]:
     """Return (operator, parameter, values): the operator stays in float32 for these values of the parameter."""
     parse_low_dtype(target_dtype)
     return lists.conditional_fp32()
 
 
-def list_widest_type_cast(target_dtype: Any) -> list[str]:
+def list_widest_type_cast(target_dtype: object) -> list[str]:
     """Return the operators that compute in the widest dtype of their inputs."""
     return _list(target_dtype, Precision.WIDEST)
 
 
-def list_loss_output_functions(target_dtype: Any) -> list[str]:
+def list_loss_output_functions(target_dtype: object) -> list[str]:
     """Return the output layers that compute their own gradient, which loss scaling does not affect."""
     parse_low_dtype(target_dtype)
     return list(lists.LOSS_OUTPUTS)
 
 
-def list_lp16_use_fp32_params(target_dtype: Any) -> dict[str, list[str]] | None:
+def list_lp16_use_fp32_params(target_dtype: object) -> dict[str, list[str]] | None:
     """Return the operators that can compute in 16 bits with float32 parameters, and those; None for float16."""
     names = ["", "gamma", "beta", "moving_mean", "moving_var"]
     if parse_low_dtype(target_dtype).kind == "f":
@@ -74,6 +72,6 @@ def list_lp16_use_fp32_params(target_dtype: Any) -> dict[str, list[str]] | None:
     return {"BatchNorm": names, "BatchNormWithReLU": list(names)}
 
 
-def _list(target_dtype: Any, precision: Precision) -> list[str]:
+def _list(target_dtype: object, precision: Precision) -> list[str]:
     parse_low_dtype(target_dtype)
     return lists.computing_in(precision)

@@ -20,7 +20,7 @@ Arrays = dict[str, NDArray]
 
 
 def convert_symbol(
-    sym: Symbol, target_dtype: Any = "float16", target_dtype_ops: Sequence[str] | None = None,
+    sym: Symbol, target_dtype: object = "float16", target_dtype_ops: Sequence[str] | None = None,
     fp32_ops: Sequence[str] | None = None, conditional_fp32_ops: Conditions | None = None,
     excluded_sym_names: Sequence[str] | None = None, data_names: Sequence[str] | None = None,
     cast_optional_params: bool = False,
@@ -65,7 +65,7 @@ def convert_symbol(
     return Symbol(_with_dtypes(entries, {node: inserting.dtypes[Entry(node, 0)] for node in params}))
 
 
-def _check_symbol(caller: str, symbol: Any) -> None:
+def _check_symbol(caller: str, symbol: object) -> None:
     if not isinstance(symbol, Symbol):
         raise TypeError(f"amp.{caller}: got {symbol!r}, expected a Symbol")
 
@@ -117,7 +117,7 @@ def _with_dtypes(entries: Sequence[Entry], dtypes: Mapping[Node, DType]) -> list
 
 
 def convert_model(
-    sym: Symbol, arg_params: Mapping[str, NDArray], aux_params: Mapping[str, NDArray], target_dtype: Any = "float16",
+    sym: Symbol, arg_params: Mapping[str, NDArray], aux_params: Mapping[str, NDArray], target_dtype: object = "float16",
     target_dtype_ops: Sequence[str] | None = None, fp32_ops: Sequence[str] | None = None,
     conditional_fp32_ops: Conditions | None = None, excluded_sym_names: Sequence[str] | None = None,
     cast_optional_params: bool = False,
@@ -145,7 +145,7 @@ def _cast(params: Mapping[str, NDArray], dtypes: Mapping[str, DType]) -> Arrays:
 
 
 def convert_bucketing_module(
-    bucketing_mod: BucketingModule, target_dtype: Any = "float16", target_dtype_ops: Sequence[str] | None = None,
+    bucketing_mod: BucketingModule, target_dtype: object = "float16", target_dtype_ops: Sequence[str] | None = None,
     fp32_ops: Sequence[str] | None = None, conditional_fp32_ops: Conditions | None = None,
     excluded_sym_names: Sequence[str] | None = None, cast_optional_params: bool = False,
 ) -> BucketingModule:  # fmt: skip
@@ -164,7 +164,7 @@ def convert_bucketing_module(
         raise ValueError("amp.convert_bucketing_module: parameters are not initialized: call bind() and init_params()")
     arg_params, aux_params = bucketing_mod.get_params()
 
-    def generate(key: Any) -> tuple[Symbol, Any, Any]:
+    def generate(key: object) -> tuple[Symbol, Any, Any]:
         symbol, data_names, label_names = bucketing_mod._sym_gen(key)
         return convert(symbol)[0], data_names, label_names
 

@@ -49,14 +49,14 @@ class LossScaler:
         """Whether the scale is at its minimum."""
         return self.loss_scale <= self._min
 
-    def has_overflow(self, params: Iterable[Any]) -> bool:
+    def has_overflow(self, params: Iterable[object]) -> bool:
         """Return whether a gradient of parameters is infinite or NaN, and update the loss scale.
 
         Blocks until the gradients are computed. In a coroutine, await :meth:`has_overflow_async`.
         """
         return self.update(bool(self.finite(params).asscalar()))
 
-    async def has_overflow_async(self, params: Iterable[Any]) -> bool:
+    async def has_overflow_async(self, params: Iterable[object]) -> bool:
         """As :meth:`has_overflow`, awaiting the gradients."""
         return self.update(bool((await self.finite(params)).asscalar()))
 

@@ -21,7 +21,7 @@ _CAST_SUFFIXES = ("_weight", "_bias", "_parameters")
 
 
 def init(
-    target_dtype: Any = "float16", target_precision_ops: Sequence[str] | None = None,
+    target_dtype: object = "float16", target_precision_ops: Sequence[str] | None = None,
     conditional_fp32_ops: Conditions | None = None, fp32_ops: Sequence[str] | None = None,
 ) -> None:  # fmt: skip
     """Turn mixed precision on: operators compute in 16 bits or in float32, as the lists define.
@@ -62,7 +62,7 @@ def _policy(caller: str) -> Policy:
     return core.casting
 
 
-def init_trainer(optimizer_or_trainer: Any, loss_scaler: LossScaler | None = None) -> None:
+def init_trainer(optimizer_or_trainer: object, loss_scaler: LossScaler | None = None) -> None:
     """Make a trainer skip steps that overflow, and adapt its loss scale.
 
     In float16 the initial scale is 65536. In bfloat16, which has the range of float32, it is always 1.
@@ -92,7 +92,7 @@ def init_trainer(optimizer_or_trainer: Any, loss_scaler: LossScaler | None = Non
     trainer.attach_loss_scaler(loss_scaler, Guard(trainer._params, loss_scaler))
 
 
-def _trainer(caller: str, value: Any) -> Trainer:
+def _trainer(caller: str, value: object) -> Trainer:
     if isinstance(value, Trainer):
         return value
     kind = "an Optimizer, which cannot skip a step" if isinstance(value, Optimizer) else repr(value)
@@ -169,7 +169,7 @@ def _scale(loss: NDArray, scale: float) -> NDArray:
     return loss.astype("float32", copy=False) * scale
 
 
-def unscale(optimizer_or_trainer: Any) -> None:
+def unscale(optimizer_or_trainer: object) -> None:
     """Divide the gradients by the loss scale now, for example to clip them before the update.
 
     Raises:

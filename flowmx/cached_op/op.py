@@ -152,7 +152,7 @@ class CachedOp:
     # -- compiling -------------------------------------------------------------------------------------
 
     def _compile(
-        self, device: Device, train: bool, argnums: tuple[int, ...], args: Sequence[NDArray], shapes: Sequence[Any]
+        self, device: Device, train: bool, argnums: tuple[int, ...], args: Sequence[NDArray], shapes: Sequence[object]
     ) -> Compiled:  # fmt: skip
         """Return the symbol compiled for arrays like these."""
         casting = core.casting if self._may_cast else None
@@ -334,7 +334,7 @@ class CachedOp:
 class _Function:
     """A cached graph, called with arrays for a list of variables, including unused ones."""
 
-    def __init__(self, entries: Sequence[Entry], variables: Sequence[Any]) -> None:
+    def __init__(self, entries: Sequence[Entry], variables: Sequence[object]) -> None:
         self._op = CachedOp(Symbol(entries), may_cast=False)
         at = {node: position for position, node in enumerate(variables)}
         self._positions = [at[node] for node in self._op._variables]
@@ -348,7 +348,7 @@ _storage_of, _shape_of, _dtype_of = attrgetter("storage"), attrgetter("dims"), a
 _device_of = attrgetter("device")
 
 
-def _has_sparse(shapes: Sequence[Any]) -> bool:
+def _has_sparse(shapes: Sequence[object]) -> bool:
     """Return whether any shape is that of a sparse array, which plans do not support."""
     return any(issubclass(kind, SparseShape) for kind in {*map(type, shapes)})
 
@@ -386,7 +386,7 @@ class _Gradient:
         self.symbol = op._symbol
 
     def __call__(
-        self, F: Any, inputs: Any, saved: Any, heads: Sequence[NDArray], targets: Sequence[NDArray | None] = ()
+        self, F: object, inputs: object, saved: object, heads: Sequence[NDArray], targets: Sequence[NDArray | None] = ()
     ) -> Sequence[NDArray | None]:  # fmt: skip
         """Compute the gradients of the inputs."""
         return self._op._differentiate(self._call, self._argnums, inputs, saved, heads, targets)

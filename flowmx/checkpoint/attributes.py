@@ -10,7 +10,7 @@ import numpy as np
 _PLAIN = (type(None), bool, int, float, str, np.ndarray, np.generic)
 
 
-def state(owner: Any) -> dict[str, Any]:
+def state(owner: object) -> dict[str, Any]:
     """Return an object's numbers, strings and arrays, and recursively those of the objects in it."""
     content: dict[str, Any] = {}
     for name, value in vars(owner).items():
@@ -23,7 +23,7 @@ def state(owner: Any) -> dict[str, Any]:
     return content
 
 
-def set_state(owner: Any, state: Mapping[str, Any]) -> None:
+def set_state(owner: object, state: Mapping[str, object]) -> None:
     """Restore a result of :func:`state` onto a freshly constructed object."""
     for name, value in state.items():
         current = vars(owner).get(name)
@@ -36,6 +36,6 @@ def set_state(owner: Any, state: Mapping[str, Any]) -> None:
             setattr(owner, name, value)
 
 
-def _has_state(value: Any) -> bool:
+def _has_state(value: object) -> bool:
     """Return whether a value is an object with attributes, and not a function, class or array."""
     return hasattr(value, "__dict__") and not callable(value) and not hasattr(value, "asnumpy")

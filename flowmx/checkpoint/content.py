@@ -56,7 +56,7 @@ class Checkpoint:
     workers: int = 1
 
 
-def pack(value: Any) -> bytes:
+def pack(value: object) -> bytes:
     """Encode plain data as msgpack with extensions for large ints, tuples and NumPy arrays.
 
     Raises:
@@ -79,16 +79,16 @@ def unpack(data: Any) -> Any:
     return _unpack(data)
 
 
-def _pack(value: Any) -> bytes:
+def _pack(value: object) -> bytes:
     data: bytes = msgpack.packb(value, default=_to_extension, strict_types=True)
     return data
 
 
-def _unpack(data: Any) -> Any:
+def _unpack(data: object) -> Any:
     return msgpack.unpackb(data, ext_hook=_from_extension, object_pairs_hook=build_map, strict_map_key=False)
 
 
-def _to_extension(value: Any) -> msgpack.ExtType:
+def _to_extension(value: object) -> msgpack.ExtType:
     if isinstance(value, int):  # more than 64 bits
         return msgpack.ExtType(_NUMBER, str(int(value)).encode())
     if isinstance(value, tuple):

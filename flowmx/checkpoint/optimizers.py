@@ -41,7 +41,7 @@ def set_config(optimizer: Optimizer, config: Mapping[str, Any] | None) -> None:
                 getattr(optimizer, key)[index] = value
 
 
-def _set_schedule(optimizer: Optimizer, config: Mapping[str, Any] | None) -> None:
+def _set_schedule(optimizer: Optimizer, config: Mapping[str, object] | None) -> None:
     """Restore the state of a schedule in place, because the script may have a reference to it."""
     scheduler = optimizer.lr_scheduler
     if config is not None and scheduler is not None and type(scheduler).__name__ == config["name"]:

@@ -34,7 +34,7 @@ _WITH_MEMBERS = frozenset({"flowmx.gluon", "flowmx.module"})
 class _Package(ModuleType):
     """A package that extends its modules when they have been imported."""
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)  # the import system sets a module when it is complete
         if isinstance(value, ModuleType) and value.__name__ == f"{self.__name__}.{name}":
             extend(value)

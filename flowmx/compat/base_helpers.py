@@ -60,7 +60,7 @@ class NotSupportedForSparseNDArray(MXNetError):
         args: its arguments.
     """
 
-    def __init__(self, function: Callable[..., Any], alias: str | None, *args: Any) -> None:
+    def __init__(self, function: Callable[..., object], alias: str | None, *args: object) -> None:
         name = function.__name__ + (f" (namely {alias})" if alias else "")
         kinds = ", ".join(type(argument).__name__ for argument in args)
         super().__init__(f"{name} does not support sparse arrays, but received {kinds}")
@@ -133,7 +133,7 @@ def check_call(ret: int) -> None:
 class _Library:
     """The functions of MXNet's C library that scripts call and flowmx supports."""
 
-    def MXSetSubgraphPropertyOpNames(self, backend: Any, count: Any, names: Any) -> int:  # noqa: N802
+    def MXSetSubgraphPropertyOpNames(self, backend: Any, count: object, names: Any) -> int:  # noqa: N802
         """Set the operators that the partitioner ``default`` or ``default_v2`` selects."""
         set_op_names(py_str(backend.value), [py_str(name) for name in names])
         return 0
@@ -144,7 +144,7 @@ class _Library:
         return 0
 
     def MXBuildSubgraphByOpNames(  # noqa: N802
-        self, handle: SymbolHandle, backend: Any, count: Any, names: Any, out: Any
+        self, handle: SymbolHandle, backend: Any, count: object, names: Any, out: Any
     ) -> int:
         """Partition a symbol by operator names, and write the result into a handle passed by reference."""
         op_names = [py_str(name) for name in names]
@@ -168,7 +168,7 @@ def data_dir() -> str:
     return str(download.data_dir())
 
 
-def _as_list(obj: Any) -> Any:
+def _as_list(obj: object) -> Any:
     """Return a list or tuple unchanged, and any other object in a list."""
     return obj if isinstance(obj, (list, tuple)) else [obj]
 
@@ -179,7 +179,7 @@ class classproperty:  # noqa: N801
     def __init__(self, getter: Callable[[Any], Any]) -> None:
         self._getter = getter
 
-    def __get__(self, instance: Any, owner: type) -> Any:
+    def __get__(self, instance: object, owner: type) -> Any:
         return self._getter(owner)
 
 
@@ -209,5 +209,5 @@ def build_param_doc(
     return "Parameters\n----------\n{}\n".format("\n".join(lines))
 
 
-def add_fileline_to_docstring(module: Any, incursive: bool = True) -> None:
+def add_fileline_to_docstring(module: object, incursive: bool = True) -> None:
     """Do nothing. MXNet adds source positions to docstrings; `inspect` provides them here."""

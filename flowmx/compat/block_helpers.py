@@ -32,7 +32,7 @@ _indent = indent
 _brief_print_list = brief_list
 
 
-def _flatten(args: Any, inout_str: str) -> tuple[list[Any], Any]:
+def _flatten(args: object, inout_str: str) -> tuple[list[Any], Any]:
     """Return the arrays or symbols of nested lists in order, and the structure of the nesting.
 
     None counts as an item. In the structure, 0 is an item, -1 is None, a larger number is the number of outputs of a
@@ -75,7 +75,7 @@ def _regroup(args: Any, fmt: Any) -> tuple[Any, Any]:
     return items, args
 
 
-def _gather_type_ctx_info(args: Any) -> tuple[bool, bool, set[Context], Context | None]:
+def _gather_type_ctx_info(args: object) -> tuple[bool, bool, set[Context], Context | None]:
     """Inspect nested lists: return (has symbols, has arrays, devices of the arrays, device of the first array)."""
     if isinstance(args, NDArray):
         return False, True, {args.context}, args.context
@@ -103,7 +103,7 @@ def _check_same_symbol_type(symbols: Iterable[Symbol]) -> type[Symbol]:
     return Symbol
 
 
-def _check_all_np_ndarrays(out: Any) -> None:
+def _check_all_np_ndarrays(out: object) -> None:
     """Raise: nothing is an instance of MXNet's ``mx.np.ndarray``.
 
     Raises:

@@ -36,19 +36,19 @@ def Queue(*args: Any, **kwargs: Any) -> multiprocessing.queues.Queue[Any]:  # no
     return multiprocessing.get_context().Queue(*args, **kwargs)
 
 
-def SimpleQueue(*args: Any, **kwargs: Any) -> multiprocessing.queues.SimpleQueue[Any]:  # noqa: N802
+def SimpleQueue(*args: object, **kwargs: object) -> multiprocessing.queues.SimpleQueue[Any]:  # noqa: N802
     """Return a queue between processes without a feeder thread, which supports arrays."""
     return multiprocessing.get_context().SimpleQueue(*args, **kwargs)
 
 
-def _as_in_context(data: Any, ctx: Context) -> Any:
+def _as_in_context(data: object, ctx: Context) -> Any:
     """Copy a (nested) batch to a device."""
     if isinstance(data, NDArray):
         return data.as_in_context(ctx)
     return [_as_in_context(part, ctx) for part in data] if isinstance(data, (list, tuple)) else data
 
 
-def _worker_initializer(dataset: Any, active_shape: bool = False, active_array: bool = False) -> None:
+def _worker_initializer(dataset: object, active_shape: bool = False, active_array: bool = False) -> None:
     """Store the dataset of a worker process for `_worker_fn`."""
     global _worker_dataset
     del active_shape, active_array  # options of mx.np
@@ -59,7 +59,7 @@ def _thread_worker_initializer(active_shape: bool = False, active_array: bool = 
     """Do nothing: the arguments are options of ``mx.np``."""
 
 
-def _worker_fn(samples: Sequence[int], batchify_fn: Callable[[list[Any]], Any], dataset: Any = None) -> bytes:
+def _worker_fn(samples: Sequence[int], batchify_fn: Callable[[list[Any]], Any], dataset: object = None) -> bytes:
     """Return a pickled batch of the worker's dataset."""
     del dataset
     return bytes(ForkingPickler.dumps(batchify_fn([_worker_dataset[i] for i in samples])))

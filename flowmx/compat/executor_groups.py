@@ -21,7 +21,7 @@ __all__ = [
 _check_input_names = check_names
 
 
-def _prepare_group2ctxs(group2ctxs: Any, ctx_len: int) -> list[dict[str, Any] | None]:
+def _prepare_group2ctxs(group2ctxs: object, ctx_len: int) -> list[dict[str, Any] | None]:
     """Return the devices of ``ctx_group``s for every device."""
     return device_groups(group2ctxs, ctx_len)
 
@@ -31,7 +31,7 @@ def _descriptions(shapes: Any) -> list[DataDesc]:
 
 
 def _parse_data_desc(
-    data_names: Sequence[str], label_names: Sequence[str], data_shapes: Any, label_shapes: Any
+    data_names: Sequence[str], label_names: Sequence[str], data_shapes: object, label_shapes: object
 ) -> tuple[list[DataDesc], list[DataDesc] | None]:
     """Return the descriptions of data and labels, after checking their names."""
     data, labels = _descriptions(data_shapes), _descriptions(label_shapes) if label_shapes is not None else None
@@ -113,11 +113,11 @@ class DataParallelExecutorGroup:
     """
 
     def __init__(
-        self, symbol: Any, contexts: Sequence[Context], workload: Sequence[float] | None, data_shapes: Any,
-        label_shapes: Any, param_names: Sequence[str], for_training: bool, inputs_need_grad: bool,
-        shared_group: DataParallelExecutorGroup | None = None, logger: Any = logging,
-        fixed_param_names: Sequence[str] | None = None, grad_req: Any = "write",
-        state_names: Sequence[str] | None = None, group2ctxs: Any = None,
+        self, symbol: object, contexts: Sequence[Context], workload: Sequence[float] | None, data_shapes: object,
+        label_shapes: object, param_names: Sequence[str], for_training: bool, inputs_need_grad: bool,
+        shared_group: DataParallelExecutorGroup | None = None, logger: object = logging,
+        fixed_param_names: Sequence[str] | None = None, grad_req: object = "write",
+        state_names: Sequence[str] | None = None, group2ctxs: object = None,
     ) -> None:  # fmt: skip
         del logger
         labels = _descriptions(label_shapes) if label_shapes else None
@@ -225,7 +225,7 @@ class DataParallelExecutorGroup:
         return self._group.input_grads()
 
     def set_params(
-        self, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any], allow_extra: bool = False
+        self, arg_params: Mapping[str, object], aux_params: Mapping[str, object], allow_extra: bool = False
     ) -> None:
         """Enqueue the copies of parameters and auxiliary states to every device."""
         self._group.set_params(arg_params, aux_params, allow_extra)
@@ -264,7 +264,7 @@ class DataParallelExecutorGroup:
         """Return the names and shapes of the merged outputs."""
         return [(name, array.shape) for name, array in zip(self._group.output_names, self.get_outputs(), strict=True)]
 
-    def reshape(self, data_shapes: Any, label_shapes: Any) -> None:
+    def reshape(self, data_shapes: object, label_shapes: object) -> None:
         """Rebind the executors for batches of other shapes."""
         self._group.reshape(_descriptions(data_shapes), _descriptions(label_shapes) if label_shapes else None)
 
@@ -300,7 +300,7 @@ class DataParallelExecutorManager:
     def __init__(
         self, symbol: Any, ctx: Sequence[Context], train_data: Any, arg_names: Sequence[str] | None = None,
         param_names: Sequence[str] | None = None, aux_names: Sequence[str] | None = None,
-        work_load_list: Sequence[float] | None = None, logger: Any = None, sym_gen: Any = None,
+        work_load_list: Sequence[float] | None = None, logger: object = None, sym_gen: Any = None,
     ) -> None:  # fmt: skip
         del arg_names, aux_names, logger
         self.symbol, self.ctx, self.sym_gen = symbol, list(ctx), sym_gen
@@ -322,7 +322,7 @@ class DataParallelExecutorManager:
             shared,
         )  # fmt: skip
 
-    def install_monitor(self, monitor: Any) -> None:
+    def install_monitor(self, monitor: object) -> None:
         """Install a monitor on every executor.
 
         Raises:
@@ -332,7 +332,7 @@ class DataParallelExecutorManager:
             raise NotImplementedError("install_monitor does not support buckets")
         self.execgrp.install_monitor(monitor)
 
-    def set_params(self, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any]) -> None:
+    def set_params(self, arg_params: Mapping[str, object], aux_params: Mapping[str, object]) -> None:
         """Enqueue the copies of parameters and auxiliary states to every device."""
         self.execgrp.set_params(arg_params, aux_params, allow_extra=True)
 
@@ -372,6 +372,6 @@ class DataParallelExecutorManager:
         """Enqueue the backward pass."""
         self.curr_execgrp.backward()
 
-    def update_metric(self, metric: Any, labels: Sequence[NDArray], pre_sliced: bool = False) -> None:
+    def update_metric(self, metric: object, labels: Sequence[NDArray], pre_sliced: bool = False) -> None:
         """Add the latest outputs to a metric."""
         self.curr_execgrp.update_metric(metric, labels, pre_sliced)

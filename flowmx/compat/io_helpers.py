@@ -16,7 +16,7 @@ __all__ = ["DataLoaderIter", "MXDataIter", "_getdata_by_idx", "_has_instance", "
 class _MXDataIters(type(DataIter)):  # type: ignore[misc]
     """Metaclass that recognizes the iterators that are written in C++ in MXNet."""
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(
             instance, (io.CSVIter, io.LibSVMIter, io.MNISTIter, io.ImageRecordIter, io.ImageDetRecordIter)
         )
@@ -26,7 +26,7 @@ class MXDataIter(DataIter, metaclass=_MXDataIters):
     """The class of MXNet's C++ iterators, for ``isinstance``; flowmx has a class per iterator."""
 
 
-def _init_data(data: Any, allow_empty: bool, default_name: str) -> list[tuple[str, NDArray]]:
+def _init_data(data: object, allow_empty: bool, default_name: str) -> list[tuple[str, NDArray]]:
     """Return arrays by name, sorted by name.
 
     Args:

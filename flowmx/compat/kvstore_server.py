@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 __all__ = ["KVStoreServer"]
 
 
@@ -14,7 +12,7 @@ class KVStoreServer:
         kvstore: the result of ``mx.kv.create``. In a server process, that call runs the server and exits the process.
     """
 
-    def __init__(self, kvstore: Any) -> None:
+    def __init__(self, kvstore: object) -> None:
         self.kvstore = kvstore
 
     def run(self) -> None:

@@ -48,7 +48,7 @@ class _Slot:
         return getattr(self._owner, self._name)
 
     @value.setter
-    def value(self, current: Any) -> None:
+    def value(self, current: object) -> None:
         setattr(self._owner, self._name, current)
 
 
@@ -87,7 +87,7 @@ def _set_grad(param: Parameter, arrays: Sequence[NDArray] | None) -> None:
     param.replace_grads(_by_context(arrays))
 
 
-def _set_deferred(param: Parameter, deferred: Sequence[Any]) -> None:
+def _set_deferred(param: Parameter, deferred: Sequence[object]) -> None:
     param.defer(deferred)
 
 
@@ -105,7 +105,7 @@ def _context_map(param: Parameter) -> list[list[int | None]]:
     return positions
 
 
-def _ignore_contexts(param: Parameter, value: Any) -> None:
+def _ignore_contexts(param: Parameter, value: object) -> None:
     """Do nothing: the arrays determine the contexts."""
 
 
@@ -143,7 +143,7 @@ def _out_format(block: HybridBlock) -> Any:
     return None if compiled is None else compiled.traced.form
 
 
-def _set_out_format(block: HybridBlock, form: Any) -> None:
+def _set_out_format(block: HybridBlock, form: object) -> None:
     if isinstance(block, SymbolBlock):
         block.set_output_form(form)
 
@@ -155,7 +155,7 @@ def _in_format(block: HybridBlock) -> Any:
     return _first_form(block)
 
 
-def _ignore(owner: Any, value: Any) -> None:
+def _ignore(owner: object, value: object) -> None:
     """Do nothing: the value is computed at every access."""
 
 

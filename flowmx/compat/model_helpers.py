@@ -24,7 +24,7 @@ Arrays = Sequence[Sequence[Any]]
 
 
 def _create_kvstore(
-    kvstore: Any, num_device: int, arg_params: Mapping[str, NDArray]
+    kvstore: object, num_device: int, arg_params: Mapping[str, NDArray]
 ) -> tuple[KVStoreBase | None, bool]:
     """Return the store of a name, or None if one device needs none; and whether it updates weights.
 
@@ -42,7 +42,7 @@ def _create_kvstore(
     return store, bool(store is not None and on_kvstore and store.is_capable(KVStoreBase.OPTIMIZER))
 
 
-def _create_sparse_kvstore(kvstore: Any) -> tuple[KVStoreBase, bool]:
+def _create_sparse_kvstore(kvstore: object) -> tuple[KVStoreBase, bool]:
     """Return the store of a name, which updates weights.
 
     Raises:

@@ -20,7 +20,7 @@ _ndarray_cls = NDArrayBase = NDArray
 NDabs = nd.abs
 
 
-def _storage_type(handle: Any) -> int:
+def _storage_type(handle: object) -> int:
     """Return MXNet's number of an array's storage type."""
     return _STORAGE_TYPE_STR_TO_ID[handle.stype if isinstance(handle, NDArray) else "default"]
 
@@ -36,12 +36,12 @@ def onehot_encode(indices: NDArray, out: NDArray) -> NDArray:
     return out
 
 
-def _flatten_list(nested: Sequence[Any]) -> list[Any]:
+def _flatten_list(nested: Sequence[object]) -> list[Any]:
     """Return the items of nested lists."""
     return [item for part in nested for item in (_flatten_list(part) if isinstance(part, list) else [part])]
 
 
-def _as_classic(a: Any, allow_np: bool = True) -> Any:
+def _as_classic(a: object, allow_np: bool = True) -> Any:
     """Return an array of ``mx.nd``, or a tuple or list of arrays, unchanged."""
     del allow_np
     return a

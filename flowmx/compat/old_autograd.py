@@ -89,7 +89,7 @@ def grad_and_loss(func: Callable[..., Any], argnum: int | list[int] | None = Non
     return wrapped
 
 
-def grad(func: Callable[..., Any], argnum: int | list[int] | None = None) -> Callable[..., Any]:
+def grad(func: Callable[..., object], argnum: int | list[int] | None = None) -> Callable[..., Any]:
     """Return a function that computes the gradients of ``func``'s arguments; see :func:`grad_and_loss`."""
     compute = grad_and_loss(func, argnum)
     return functools.wraps(func)(lambda *args: compute(*args)[0])

@@ -35,11 +35,11 @@ class PythonOp:
         self._op_type: str | None = None
         warnings.warn(f"{type(self).__name__} is deprecated: derive operators from mx.operator.CustomOp", stacklevel=3)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Symbol:
+    def __call__(self, *args: object, **kwargs: object) -> Symbol:
         """Return a symbol of the operator, applied to symbols."""
         return self.get_symbol(*args, **kwargs)
 
-    def get_symbol(self, *args: Any, **kwargs: Any) -> Symbol:
+    def get_symbol(self, *args: object, **kwargs: object) -> Symbol:
         """Return a symbol of the operator, applied to symbols.
 
         Raises:
@@ -111,7 +111,7 @@ class _Prop(CustomOpProp):
     def declare_backward_dependency(self, out_grad: list[int], in_data: list[int], out_data: list[int]) -> list[int]:
         return self._op.declare_backward_dependency(out_grad, in_data, out_data)
 
-    def create_operator(self, ctx: Any, in_shapes: list[list[int]], in_dtypes: list[Any]) -> CustomOp:
+    def create_operator(self, ctx: object, in_shapes: list[list[int]], in_dtypes: list[Any]) -> CustomOp:
         return _Op(self._op)
 
 

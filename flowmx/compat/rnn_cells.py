@@ -28,7 +28,7 @@ def _cells_begin_state(cells: Sequence[Any], **kwargs: Any) -> list[Any]:
     return [state for cell in cells for state in cell.begin_state(**kwargs)]
 
 
-def _get_begin_state(cell: Any, F: Any, begin_state: Any, inputs: Any, batch_size: int) -> Any:
+def _get_begin_state(cell: Any, F: Any, begin_state: object, inputs: Any, batch_size: int) -> Any:
     """Return ``begin_state``, or zeros on the device of the inputs."""
     if begin_state is not None:
         return begin_state
@@ -92,7 +92,7 @@ def _mask_sequence_variable_length(
     return masked if merge else _as_list(F.split(masked, num_outputs=length, axis=time_axis, squeeze_axis=True))
 
 
-def _reverse_sequences(sequences: Sequence[Any], unroll_step: int, valid_length: Any = None) -> Any:
+def _reverse_sequences(sequences: Sequence[object], unroll_step: int, valid_length: object = None) -> Any:
     """Reverse the valid steps; the other steps follow them unchanged."""
     if valid_length is None:
         return list(reversed(sequences))
@@ -106,8 +106,8 @@ def _reverse_sequences(sequences: Sequence[Any], unroll_step: int, valid_length:
 
 
 def dynamic_unroll(
-    cell: Any, inputs: Any, begin_state: Sequence[Any], drop_inputs: float = 0, drop_outputs: float = 0,
-    layout: str = "TNC", valid_length: Any = None,
+    cell: Any, inputs: object, begin_state: Sequence[object], drop_inputs: float = 0, drop_outputs: float = 0,
+    layout: str = "TNC", valid_length: object = None,
 ) -> tuple[Any, Any]:  # fmt: skip
     """Return the outputs and the final states of a cell over a sequence of dynamic length.
 

@@ -17,7 +17,7 @@ Histogram = tuple[Any, Any, Any, Any, Any]
 Ranges = dict[str, tuple[Any, Any]]
 
 
-def combine_histogram(old_hist: Histogram, arr: Any, new_min: Any, new_max: Any, new_th: Any) -> Histogram:
+def combine_histogram(old_hist: Histogram, arr: Any, new_min: object, new_max: object, new_th: object) -> Histogram:
     """Add the values of an array to a histogram around 0, extending it by whole bins if necessary.
 
     Args:
@@ -70,7 +70,7 @@ class _LayerHistogramCollector(_Collector):
         logger: a logger for debug messages.
     """
 
-    def __init__(self, num_bins: int = 8001, include_layer: Iterable[str] | None = None, logger: Any = None) -> None:
+    def __init__(self, num_bins: int = 8001, include_layer: Iterable[str] | None = None, logger: object = None) -> None:
         super().__init__(include_layer, logger)
         self.hist_dict: dict[str, Histogram] = {}
         self.num_bins = num_bins
@@ -98,7 +98,7 @@ class _LayerOutputMinMaxCollector(_Collector):
     """
 
     def __init__(
-        self, quantized_dtype: str = "int8", include_layer: Iterable[str] | None = None, logger: Any = None
+        self, quantized_dtype: str = "int8", include_layer: Iterable[str] | None = None, logger: object = None
     ) -> None:  # fmt: skip
         super().__init__(include_layer, logger)
         self.min_max_dict: Ranges = {}
@@ -140,8 +140,8 @@ def _collect_layer_statistics(
 
 
 def _collect_layer_output_min_max(
-    mod: Any, data: Any, quantized_dtype: str, include_layer: Iterable[str] | None = None,
-    max_num_examples: int | None = None, logger: Any = None,
+    mod: object, data: object, quantized_dtype: str, include_layer: Iterable[str] | None = None,
+    max_num_examples: int | None = None, logger: object = None,
 ) -> tuple[Ranges, int]:  # fmt: skip
     """Collect minima and maxima of a module's values. Return them and the number of examples."""
     collector = _LayerOutputMinMaxCollector(quantized_dtype, include_layer, logger)
@@ -150,8 +150,8 @@ def _collect_layer_output_min_max(
 
 
 def _collect_layer_histogram(
-    mod: Any, data: Any, include_layer: Iterable[str] | None = None, max_num_examples: int | None = None,
-    logger: Any = None,
+    mod: object, data: object, include_layer: Iterable[str] | None = None, max_num_examples: int | None = None,
+    logger: object = None,
 ) -> tuple[dict[str, Histogram], int]:  # fmt: skip
     """Collect histograms of a module's values. Return them and the number of examples."""
     collector = _LayerHistogramCollector(include_layer=include_layer, logger=logger)
@@ -249,13 +249,13 @@ def _as_images(batch: Any) -> list[NDArray]:
     return arrays
 
 
-def _as_data_iter(calib_data: Any) -> tuple[DataIter, Any]:
+def _as_data_iter(calib_data: object) -> tuple[DataIter, Any]:
     """Return the data as a DataIter, and the descriptions of its arrays."""
     data = calib_data if isinstance(calib_data, DataIter) else _DataIterWrapper(calib_data)
     return data, data.provide_data
 
 
-def collector_of(calib_mode: str, quantized_dtype: str, names: Iterable[str], custom: Any, logger: Any) -> Any:
+def collector_of(calib_mode: str, quantized_dtype: str, names: Iterable[str], custom: object, logger: object) -> Any:
     """Return the collector of a mode.
 
     Raises:

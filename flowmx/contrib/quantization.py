@@ -113,17 +113,17 @@ def _float(value: Any) -> float:
     return float(np.reshape(value.asnumpy() if isinstance(value, NDArray) else value, -1)[0])
 
 
-def _check(name: str, value: Any, allowed: Sequence[str]) -> None:
+def _check(name: str, value: object, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise ValueError(f"{name} is {value!r}, expected {' or '.join(map(repr, allowed))}")
 
 
-def _check_names(name: str, value: Any) -> None:
+def _check_names(name: str, value: object) -> None:
     if value is not None and not isinstance(value, list):
         raise ValueError(f"{name} is {value!r}, expected a list of names")
 
 
-def _check_context(ctx: Any) -> None:
+def _check_context(ctx: object) -> None:
     if not isinstance(ctx, Context):
         raise ValueError(f"ctx is {ctx!r}, expected one device, such as mx.cpu()")
 
@@ -166,12 +166,12 @@ def _load_params(params: Any, logger: Any = None) -> tuple[Arrays, Arrays]:
 
 
 def quantize_model(
-    sym: Any, arg_params: Any, aux_params: Any, data_names: Sequence[str] = ("data",),
+    sym: object, arg_params: object, aux_params: object, data_names: Sequence[str] = ("data",),
     label_names: Sequence[str] | None = ("softmax_label",), ctx: Context = _CPU,
     excluded_sym_names: list[str] | None = None, excluded_op_names: list[str] | None = None,
-    calib_mode: str | None = "entropy", calib_data: Any = None, num_calib_examples: int | None = None,
+    calib_mode: str | None = "entropy", calib_data: object = None, num_calib_examples: int | None = None,
     quantized_dtype: str = "int8", quantize_mode: str = "smart", quantize_granularity: str = "tensor-wise",
-    logger: Any = None,
+    logger: object = None,
 ) -> Quantized:  # fmt: skip
     """Quantize a symbol and its parameters, operator by operator (see :func:`quantize_model_mkldnn`).
 
@@ -222,12 +222,12 @@ def quantize_model(
 
 
 def quantize_model_mkldnn(
-    sym: Any, arg_params: Any, aux_params: Any, data_names: Sequence[str] = ("data",),
+    sym: object, arg_params: object, aux_params: object, data_names: Sequence[str] = ("data",),
     label_names: Sequence[str] | None = ("softmax_label",), ctx: Context = _CPU,
     excluded_sym_names: list[str] | None = None, excluded_op_names: list[str] | None = None,
-    calib_mode: str | None = "entropy", calib_data: Any = None, num_calib_examples: int | None = None,
+    calib_mode: str | None = "entropy", calib_data: object = None, num_calib_examples: int | None = None,
     quantized_dtype: str = "int8", quantize_mode: str = "smart", quantize_granularity: str = "tensor-wise",
-    logger: Any = None,
+    logger: object = None,
 ) -> Quantized:  # fmt: skip
     """Quantize a symbol and its parameters, with fused layers. This is the recommended function.
 
@@ -246,10 +246,10 @@ def quantize_model_mkldnn(
 
 
 def quantize_graph(
-    sym: Any, arg_params: Mapping[str, NDArray], aux_params: Mapping[str, NDArray], ctx: Context = _CPU,
+    sym: object, arg_params: Mapping[str, NDArray], aux_params: Mapping[str, NDArray], ctx: Context = _CPU,
     excluded_sym_names: list[str] | None = None, excluded_op_names: list[str] | None = None,
     calib_mode: str | None = "entropy", quantized_dtype: str = "int8", quantize_mode: str = "full",
-    quantize_granularity: str = "tensor-wise", LayerOutputCollector: Any = None, logger: Any = None,
+    quantize_granularity: str = "tensor-wise", LayerOutputCollector: object = None, logger: object = None,
 ) -> tuple[Symbol, Arrays, Any, Any]:  # fmt: skip
     """Quantize a symbol before its ranges are measured, and return a collector that measures them.
 
@@ -288,8 +288,8 @@ def quantize_graph(
 
 
 def calib_graph(
-    qsym: Symbol, arg_params: Mapping[str, NDArray], aux_params: Mapping[str, NDArray], collector: Any,
-    calib_mode: str = "entropy", quantized_dtype: str = "int8", logger: Any = logging,
+    qsym: Symbol, arg_params: Mapping[str, NDArray], aux_params: Mapping[str, NDArray], collector: object,
+    calib_mode: str = "entropy", quantized_dtype: str = "int8", logger: object = logging,
 ) -> tuple[Symbol, Arrays, Any]:  # fmt: skip
     """Insert the ranges of a collector into a quantized symbol, and quantize its parameters.
 
@@ -313,9 +313,10 @@ def calib_graph(
 def quantize_net_v2(
     network: HybridBlock, quantized_dtype: str = "auto", quantize_mode: str = "full",
     quantize_granularity: str = "tensor-wise", exclude_layers: list[str] | None = None,
-    exclude_layers_match: list[str] | None = None, exclude_operators: list[str] | None = None, calib_data: Any = None,
-    data_shapes: Any = None, calib_mode: str | None = "none", num_calib_examples: int | None = None,
-    ctx: Context = _CPU, LayerOutputCollector: Any = None, logger: Any = None,
+    exclude_layers_match: list[str] | None = None, exclude_operators: list[str] | None = None,
+    calib_data: object = None, data_shapes: object = None, calib_mode: str | None = "none",
+    num_calib_examples: int | None = None, ctx: Context = _CPU, LayerOutputCollector: object = None,
+    logger: object = None,
 ) -> SymbolBlock:  # fmt: skip
     """Quantize a float32 block, which is hybridized.
 
@@ -368,7 +369,7 @@ def quantize_net_v2(
 
 
 def _inputs_and_symbol(
-    network: HybridBlock, calib_data: Any, data_shapes: Any, ctx: Context
+    network: HybridBlock, calib_data: object, data_shapes: Any, ctx: Context
 ) -> tuple[list[str], Symbol, list[DataDesc], Any]:
     """Return the names of a block's inputs, its symbol, the descriptions of the inputs, and the data as a DataIter.
 
@@ -396,7 +397,7 @@ def _block(symbol: Symbol, names: Sequence[str], params: Mapping[str, NDArray], 
     return block
 
 
-def _description(value: Any) -> DataDesc:
+def _description(value: object) -> DataDesc:
     """Return the description of an input, which may be a pair of name and shape."""
     if isinstance(value, DataDesc):
         return value
@@ -426,8 +427,8 @@ def _trace(network: HybridBlock, shapes: list[DataDesc], ctx: Context) -> tuple[
 def quantize_net(
     network: HybridBlock, quantized_dtype: str = "auto", quantize_mode: str = "full",
     exclude_layers: list[str] | None = None, exclude_layers_match: list[str] | None = None,
-    exclude_operators: list[str] | None = None, calib_data: Any = None, data_shapes: Any = None,
-    calib_mode: str | None = "none", num_calib_examples: int | None = None, ctx: Context = _CPU, logger: Any = None,
+    exclude_operators: list[str] | None = None, calib_data: object = None, data_shapes: object = None,
+    calib_mode: str | None = "none", num_calib_examples: int | None = None, ctx: Context = _CPU, logger: object = None,
 ) -> SymbolBlock:  # fmt: skip
     """Quantize a block (deprecated in MXNet). The arguments and errors are those of :func:`quantize_net_v2`."""
     warnings.warn("quantize_net is deprecated, use quantize_net_v2", DeprecationWarning, stacklevel=2)

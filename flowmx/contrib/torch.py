@@ -101,7 +101,7 @@ def load_state_dict(
         parameter._load_init(array, ctx, cast_dtype=True)
 
 
-def _modules(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _modules(state: Mapping[str, object]) -> dict[str, dict[str, Any]]:
     """Return the values of a state dict by module, then by name."""
     modules: dict[str, dict[str, Any]] = {}
     for name, value in state.items():
@@ -123,7 +123,7 @@ def _layers(block: Block, path: str) -> Iterator[_Layer]:
 
 
 def _pairs(
-    modules: Mapping[str, Any], layers: Mapping[str, _Layer], names: Mapping[str, str] | None
+    modules: Mapping[str, object], layers: Mapping[str, _Layer], names: Mapping[str, str] | None
 ) -> Iterator[tuple[Any, _Layer | None]]:
     if names is not None:
         for path, target in names.items():

@@ -85,7 +85,7 @@ class Tracker(BatchEnd, EpochEnd):
         self._last = [] if param.eval_metric is None else param.eval_metric.get_global_name_value()
         return self._train() if self._is_due() else None
 
-    def epoch(self, epoch: int, *_: Any) -> Awaitable[None] | None:
+    def epoch(self, epoch: int, *_: object) -> Awaitable[None] | None:
         """Write the number of completed epochs and the metrics of the last batch (an ``epoch_end_callback``)."""
         return self._train(epoch=float(epoch + 1))
 
@@ -102,13 +102,13 @@ class Tracker(BatchEnd, EpochEnd):
 
     # -- events of an Estimator ------------------------------------------------------------------------
 
-    def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
+    def batch_end(self, estimator: Any, *args: object, **kwargs: object) -> Any:
         """Count a batch, and write the training metrics if due."""
         self.step += 1
         self._last = _read(estimator.train_metrics)
         return self._train() if self._is_due() else None
 
-    def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
+    def epoch_end(self, estimator: Any, *args: object, **kwargs: object) -> Any:
         """Write the metrics of training and evaluation."""
         validation = _add_prefix("validation", _read(estimator.val_metrics))
         return self.log({**_add_prefix("train", _read(estimator.train_metrics)), **validation})
@@ -213,7 +213,7 @@ class WandB(Tracker):
 
     blocks = False  # the run has a separate process
 
-    def __init__(self, every: int | None = 1, **options: Any) -> None:
+    def __init__(self, every: int | None = 1, **options: object) -> None:
         super().__init__(every)
         wandb = _import("wandb", "wandb")
         if wandb.run is not None and options:

@@ -134,14 +134,14 @@ def _check_size(turbo: Any, view: Any) -> None:
         raise DamagedImageError(f"imdecode: the image has {height} x {width} pixels, expected at most {_MAX_PIXELS}")
 
 
-def _has_four_colours(view: Any) -> bool:
+def _has_four_colours(view: object) -> bool:
     try:
         return _turbo().decode_jpeg_header(view, strict=False)[2] in ("CMYK", "YCCK")
     except (ValueError, KeyError):
         return False
 
 
-def _decode_any(view: Any, flag: int, lenient: bool) -> Image:
+def _decode_any(view: object, flag: int, lenient: bool) -> Image:
     try:
         return _decode_with_pillow(view, flag)
     except DamagedImageError:
@@ -282,7 +282,7 @@ def _encode_png(image: Image, level: int) -> bytes:
     return _save_with_pillow(image, format="PNG", compress_level=min(level, 9))
 
 
-def _save_with_pillow(image: Image, **options: Any) -> bytes:
+def _save_with_pillow(image: Image, **options: object) -> bytes:
     file = io.BytesIO()
     _pillow().fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(file, **options)
     return file.getvalue()

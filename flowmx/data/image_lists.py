@@ -33,7 +33,7 @@ def lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str, list[str]]]:
                 yield number, text, [part.strip() for part in text.split("\t")]
 
 
-def labels_and_path(entry: Sequence[Any]) -> tuple[Any, Any]:
+def labels_and_path(entry: Sequence[object]) -> tuple[Any, Any]:
     """Split ``[label, ..., path]`` or ``[[label, ...], path]`` into labels, float64 (number,), and the path.
 
     Raises:

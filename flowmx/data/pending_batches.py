@@ -177,7 +177,7 @@ class PendingIterator(Generic[T]):
         """Return whether this batch has not been taken."""
         return self._head() is head
 
-    def _pop(self, result: Any) -> T:
+    def _pop(self, result: object) -> T:
         """Remove the head and return the batch.
 
         Args:

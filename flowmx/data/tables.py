@@ -17,19 +17,19 @@ __all__ = ["as_array", "is_dataset", "is_table"]
 Array = npt.NDArray[Any]
 
 
-def is_table(value: Any) -> bool:
+def is_table(value: object) -> bool:
     """Return whether a value is a table or a column of another library."""
     if isinstance(value, np.ndarray) or hasattr(value, "asnumpy"):
         return False
     return _names(value) is not None or hasattr(value, "to_numpy")
 
 
-def is_dataset(value: Any) -> bool:
+def is_dataset(value: object) -> bool:
     """Return whether a value is a Hugging Face data set, whose rows are read by number."""
     return hasattr(value, "column_names") and hasattr(value, "with_format")
 
 
-def as_array(where: str, value: Any) -> Array:
+def as_array(where: str, value: object) -> Array:
     """Convert a table to an array (n, columns) in the columns' common dtype; a column to (n,).
 
     A column of arrays of the same shape has further axes, and must be the only column.
@@ -70,7 +70,7 @@ def _columns(where: str, value: Any, names: list[Any]) -> Iterator[tuple[Any, Ar
         yield name, _column(f"{where}: column {name!r}", column)
 
 
-def _names(value: Any) -> list[Any] | None:
+def _names(value: object) -> list[Any] | None:
     """Return the names of a table's columns; None if the value is not a table."""
     if isinstance(value, (np.ndarray, dict, list, tuple)):
         return None
@@ -81,7 +81,7 @@ def _names(value: Any) -> list[Any] | None:
     return None
 
 
-def _name(column: Any) -> str:
+def _name(column: object) -> str:
     name = getattr(column, "name", None)
     return repr(name) if name is not None and not callable(name) else "(without a name)"
 
@@ -110,7 +110,7 @@ def _column(where: str, column: Any) -> Array:
     return array
 
 
-def _missing(column: Any) -> int:
+def _missing(column: object) -> int:
     """Return the number of missing values that a column reports."""
     if hasattr(column, "isna"):  # pandas
         return int(column.isna().sum())

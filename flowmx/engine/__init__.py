@@ -102,7 +102,7 @@ def push(
     function: Callable[[], Any] | Callable[[], Coroutine[Any, Any, Any]],
     reads: Iterable[Variable | HasVariable] = (),
     writes: Iterable[Variable | HasVariable] = (),
-    device: Any = None,
+    device: object = None,
     priority: int = 0,
     name: str | None = None,
 ) -> Handle:
@@ -142,7 +142,7 @@ def push(
     return op
 
 
-def _is_coroutine_function(function: Callable[..., Any]) -> bool:
+def _is_coroutine_function(function: Callable[..., object]) -> bool:
     if (
         type(function) is types.FunctionType and not function.__dict__
     ):  # a function without attributes, so not marked as a coroutine function
@@ -269,7 +269,7 @@ def stats() -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def using(**values: Any) -> Iterator[Engine]:
+def using(**values: object) -> Iterator[Engine]:
     """Run the engine with other settings inside the ``with`` block, for tests and debugging.
 
     Example:

@@ -255,5 +255,5 @@ def release(op: Operation) -> None:
     op.layers, op.context = (), None
 
 
-def _nothing(*_: Any) -> None:
+def _nothing(*_: object) -> None:
     """The function of a completed operation."""

@@ -9,8 +9,6 @@ later, elsewhere. So classes learn all their names before the first object is cr
 
 from __future__ import annotations
 
-from typing import Any
-
 
 class KnownAttributes:
     """A base class for classes that declare all their attributes in the class body, by an annotation or a default.
@@ -20,7 +18,7 @@ class KnownAttributes:
 
     __slots__ = ()
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         first = object.__new__(cls)
         for name in _declared(cls):
@@ -38,5 +36,5 @@ def _declared(cls: type) -> list[str]:
     return [name for name in names if not hasattr(getattr(cls, name, None), "__set__")]  # slots are stored elsewhere
 
 
-def _is_default(name: str, value: Any) -> bool:
+def _is_default(name: str, value: object) -> bool:
     return not (name.startswith("__") or callable(value) or hasattr(value, "__get__"))

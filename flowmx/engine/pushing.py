@@ -129,7 +129,7 @@ class Pushing:
             raise
 
     def run_light(
-        self, actor: Actor, reads: tuple[Variable, ...], function: Callable[..., Any], *arguments: Any
+        self, actor: Actor, reads: tuple[Variable, ...], function: Callable[..., object], *arguments: object
     ) -> bool:
         """Call a light function that computes new outputs, without creating an operation for it.
 
@@ -270,7 +270,7 @@ class Pushing:
 
     # -- bulks -----------------------------------------------------------------------------------------
 
-    def use_bulks(self, variable: ContextVar[Any], scope: Any) -> None:
+    def use_bulks(self, variable: ContextVar[Any], scope: object) -> None:
         """Check for an open bulk at each push, until this scope and all others are closed."""
         with self.books.lock:
             self._bulks[id(scope)] = weakref.ref(scope)
@@ -354,5 +354,5 @@ class Pushing:
         return True
 
 
-def _nothing(*_: Any) -> None:
+def _nothing(*_: object) -> None:
     """The function of a cancelled operation, and the default of hooks."""

@@ -294,7 +294,9 @@ def call_layered(op: Operation) -> Any:
     return call_in_layers(op.layers, op, op.function, op.arguments)
 
 
-def call_in_layers(layers: Iterable[Layer], op: Operation, function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+def call_in_layers(
+    layers: Iterable[Layer], op: Operation, function: Callable[..., T], arguments: tuple[object, ...]
+) -> T:
     """Call a function inside layers of an operation, the first innermost."""
     proceed = partial(function, *arguments)
     for layer in layers:
@@ -302,7 +304,7 @@ def call_in_layers(layers: Iterable[Layer], op: Operation, function: Callable[..
     return proceed()
 
 
-def retry(function: Callable[..., T], *arguments: Any) -> T:
+def retry(function: Callable[..., T], *arguments: object) -> T:
     """Call a repeatable function until it completes without an interrupt."""
     for _ in range(_ATTEMPT_LIMIT):
         try:
@@ -317,7 +319,7 @@ def interrupt_error(op: Operation) -> BaseException:
     return OperationCancelled(f"operation {op.name!r} was interrupted by KeyboardInterrupt")
 
 
-def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+def _call(function: Callable[..., object], *arguments: object) -> Any:
     return function(*arguments)
 
 

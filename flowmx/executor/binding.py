@@ -21,7 +21,7 @@ from flowmx.suggestions import did_you_mean
 from flowmx.symbol.symbol import Symbol
 
 
-def _where(ctx: Any, group2ctx: Mapping[str, Any] | None, symbol: Symbol) -> tuple[Device, dict[str, Context]]:
+def _where(ctx: Any, group2ctx: Mapping[str, object] | None, symbol: Symbol) -> tuple[Device, dict[str, Context]]:
     """Return the default device, and the contexts of the symbol's groups."""
     context = Context(ctx) if ctx is not None else devices.current_context()
     return devices.get(context), used_groups(context, group2ctx, symbol)
@@ -42,7 +42,7 @@ def used_groups(context: Context, group2ctx: Mapping[str, Any] | None, symbol: S
     return groups
 
 
-def _check_groups(used_names: set[Any], devices: Mapping[str, Any]) -> None:
+def _check_groups(used_names: set[Any], devices: Mapping[str, object]) -> None:
     """Raise ValueError if ``group2ctx`` has an unknown group and lacks a group of the symbol: a misspelling."""
     unknown, missing = sorted(devices.keys() - used_names), sorted(used_names - devices.keys())
     if unknown and missing:
@@ -126,7 +126,7 @@ def requests_of(names: Sequence[str], grad_req: Any) -> dict[str, str]:
 
 
 def bind(
-    symbol: Symbol, ctx: Any, args: Any, args_grad: Any, grad_req: Any, aux_states: Any, group2ctx: Any,
+    symbol: Symbol, ctx: Any, args: object, args_grad: object, grad_req: object, aux_states: object, group2ctx: Any,
     shared_exec: Executor | None = None,
 ) -> Executor:  # fmt: skip
     """See :meth:`flowmx.sym.Symbol.bind`."""
@@ -161,9 +161,9 @@ def _unknown_names(names: Iterable[str], *variables: Sequence[Node]) -> str:
 
 @collector.paused()
 def simple_bind(
-    symbol: Symbol, ctx: Any, grad_req: Any, type_dict: Mapping[str, Any] | None, group2ctx: Any,
+    symbol: Symbol, ctx: Any, grad_req: object, type_dict: Mapping[str, Any] | None, group2ctx: Any,
     shared_arg_names: Sequence[str] | None, shared_exec: Executor | None, shared_buffer: dict[str, NDArray] | None,
-    shapes: Mapping[str, Any],
+    shapes: Mapping[str, object],
 ) -> Executor:  # fmt: skip
     """See :meth:`flowmx.sym.Symbol.simple_bind`."""
     device, groups = _where(ctx, group2ctx, symbol)
@@ -268,7 +268,7 @@ class _Allocator:
         return self.unfilled[-1]
 
 
-def _matches(array: NDArray, shape: Any, dtype: Any, context: Context, stype: str) -> bool:
+def _matches(array: NDArray, shape: object, dtype: object, context: Context, stype: str) -> bool:
     return array.shape == shape and array.element_type == dtype and array.context is context and array.stype == stype
 
 

@@ -245,14 +245,14 @@ class Executor:
         self._feed_heads(out_grads)
         self._push("backward", train, used_up, True)
 
-    def forward_backward(self, out_grads: Any = None, **kwargs: Any) -> list[NDArray]:
+    def forward_backward(self, out_grads: object = None, **kwargs: object) -> list[NDArray]:
         """Enqueue both passes as one operation, in training mode; return the output arrays."""
         self._feed(kwargs)
         self._feed_heads(out_grads)
         self._push("forward_backward", True, True, bool(self._grad_nodes))
         return self.outputs
 
-    def _feed(self, arrays: Mapping[str, Any]) -> None:
+    def _feed(self, arrays: Mapping[str, object]) -> None:
         for name, value in arrays.items():
             target = self.arg_dict.get(name)
             if target is None:
@@ -378,7 +378,7 @@ class Executor:
         return dict(zip(self._symbol.list_outputs(), self.outputs, strict=True))
 
     def copy_params_from(
-        self, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any] | None = None,
+        self, arg_params: Mapping[str, object], aux_params: Mapping[str, object] | None = None,
         allow_extra_params: bool = False,
     ) -> None:  # fmt: skip
         """Copy arrays into arguments and auxiliary states, by name.

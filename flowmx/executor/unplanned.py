@@ -19,7 +19,7 @@ class UnplannedExecutor(Executor):
 
     reason: ClassVar[str]
 
-    def forward_backward(self, out_grads: Any = None, **kwargs: Any) -> list[NDArray]:
+    def forward_backward(self, out_grads: object = None, **kwargs: object) -> list[NDArray]:
         outputs = self.forward(True, **kwargs)
         self.backward(out_grads)
         return outputs

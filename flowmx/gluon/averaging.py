@@ -172,7 +172,7 @@ class ExponentialMovingAverage:
         self.updates, self._averages = updates, averages
 
 
-def _by_name(params: Any) -> dict[str, Parameter]:
+def _by_name(params: object) -> dict[str, Parameter]:
     """Return parameters by names without the network's prefix."""
     if isinstance(params, Block):
         prefix = params.prefix

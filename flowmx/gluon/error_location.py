@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flowmx.ndarray.array import NDArray
 from flowmx.ops.registry.dtypes import name_of
@@ -39,7 +39,7 @@ def add_location(error: Exception) -> None:
     error.__notes__ = [*notes, f"{_PREFIX}{where}: {innermost}, given {inputs}"]
 
 
-def _describe(value: Any) -> str:
+def _describe(value: object) -> str:
     if isinstance(value, NDArray):
         return f"{name_of(value.element_type)}{list(value.shape)}"
     if isinstance(value, list | tuple):

@@ -66,7 +66,7 @@ class Accumulation:
         ValueError: the number is not a positive int.
     """
 
-    def __init__(self, batches: Any, params: Sequence[Parameter]) -> None:
+    def __init__(self, batches: object, params: Sequence[Parameter]) -> None:
         if not isinstance(batches, int) or isinstance(batches, bool) or batches < 1:
             raise ArgumentError(
                 f"Trainer: accumulate is {batches!r}, expected the number of batches for each update, at least 1"

@@ -65,7 +65,7 @@ class LRFinder:
 
     @runs_in_plain_code
     async def run(
-        self, data: Any, start_lr: float = 1e-7, end_lr: float = 10.0, num_steps: int = 100, beta: float = 0.9,
+        self, data: object, start_lr: float = 1e-7, end_lr: float = 10.0, num_steps: int = 100, beta: float = 0.9,
         diverge: float = 4.0,
     ) -> None:  # fmt: skip
         """Train with learning rates from ``start_lr`` to ``end_lr``, until the loss diverges.
@@ -140,7 +140,7 @@ class LRFinder:
             update_on_kvstore=None if trainer._max_grad_norm is not None else False,
         )  # fmt: skip
 
-    def _split(self, batch: Any) -> tuple[list[NDArray], list[NDArray]]:
+    def _split(self, batch: object) -> tuple[list[NDArray], list[NDArray]]:
         """Return the data and the labels of a batch on each device."""
         if not isinstance(batch, (list, tuple)) or len(batch) < 2:
             raise ArgumentError(

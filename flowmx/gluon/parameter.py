@@ -329,7 +329,7 @@ class Parameter:
     # -- initialization --------------------------------------------------------------------------------
 
     def initialize(
-        self, init: Any = None, ctx: Contexts = None, default_init: Any = None, force_reinit: bool = False
+        self, init: object = None, ctx: Contexts = None, default_init: object = None, force_reinit: bool = False
     ) -> None:
         """Initialize the arrays; if the shape is not known yet, defer initialization to the first forward pass.
 
@@ -383,7 +383,7 @@ class Parameter:
                     self._copy_to_devices(self._initial(init, default, contexts), contexts, owned=True)
             self._deferred = None  # last: another thread raises if it sees neither this nor arrays
 
-    def _initial(self, init: Any, default: Any, contexts: Sequence[Context]) -> NDArray:
+    def _initial(self, init: object, default: object, contexts: Sequence[Context]) -> NDArray:
         """Return the initial value, on the CPU; devices that do not compute get no random numbers."""
         if not have_numerics(contexts):
             return untouched(self._shape or (), self._dtype)

@@ -132,7 +132,7 @@ class ParameterDict:
     # -- all parameters --------------------------------------------------------------------------------
 
     def initialize(
-        self, init: Any = None, ctx: Contexts = None, verbose: bool = False, force_reinit: bool = False
+        self, init: object = None, ctx: Contexts = None, verbose: bool = False, force_reinit: bool = False
     ) -> None:
         """Initialize all parameters.
 
@@ -162,7 +162,7 @@ class ParameterDict:
         """Return the devices of all parameters."""
         return list(dict.fromkeys(ctx for param in self.values() for ctx in param.list_ctx()))
 
-    def setattr(self, name: str, value: Any) -> None:
+    def setattr(self, name: str, value: object) -> None:
         """Set an attribute of all parameters, such as ``grad_req`` or ``lr_mult``."""
         for param in self.values():
             setattr(param, name, value)
@@ -261,11 +261,11 @@ def _check_or_set(param: Parameter, key: str, value: Any) -> None:
         _raise_conflict(param, key, value, old)
 
 
-def _raise_conflict(param: Parameter, key: str, value: Any, old: Any) -> None:
+def _raise_conflict(param: Parameter, key: str, value: object, old: object) -> None:
     raise ArgumentError(f"parameter {param.name!r} already exists with {key} {old!r}, but {value!r} was requested")
 
 
-def _is_equal(value: Any, other: NDArray) -> bool:
+def _is_equal(value: object, other: NDArray) -> bool:
     """Return whether two values are equal, in the element type of the second."""
     value = np.asarray(value.asnumpy() if isinstance(value, NDArray) else value, other.dtype)
     return value.shape == other.shape and bool((value == other.asnumpy()).all())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from flowmx.errors import ArgumentKindError
 from flowmx.gluon.parameter import Parameter
@@ -25,7 +24,7 @@ def have_builtin_lists(numbered: Sequence[tuple[int, Parameter]]) -> bool:
     return True
 
 
-def as_list(params: Any) -> list[Parameter]:
+def as_list(params: object) -> list[Parameter]:
     """Return a trainer's parameters as a list; those of a dict in the order of its keys.
 
     Raises:

@@ -26,7 +26,7 @@ class _Row(NamedTuple):
     shared: int
 
 
-def summary(block: Block, *inputs: Any) -> None:
+def summary(block: Block, *inputs: object) -> None:
     """Print the layers of a block, in the order in which a call with these inputs runs them.
 
     Args:
@@ -40,7 +40,7 @@ def summary(block: Block, *inputs: Any) -> None:
     handles = []
     counted: set[Parameter] = set()
 
-    def add_row(layer: Block, _: Any, out: Any) -> None:
+    def add_row(layer: Block, _: object, out: object) -> None:
         if not _has_symbols(out):  # otherwise the call only infers the shapes of parameters
             rows.append(_row(layer, out, len(rows), counted))
 
@@ -59,7 +59,7 @@ def summary(block: Block, *inputs: Any) -> None:
     sys.stdout.write("\n".join(_lines(rows)) + "\n")
 
 
-def _row(block: Block, outputs: Any, number: int, counted: set[Parameter]) -> _Row:
+def _row(block: Block, outputs: object, number: int, counted: set[Parameter]) -> _Row:
     sizes = {param: param.data(param.list_ctx()[0]).size for param in block.params.values()}
     trainable = sum(size for param, size in sizes.items() if param.grad_req != "null")
     shared = sum(size for param, size in sizes.items() if param in counted)
@@ -67,14 +67,14 @@ def _row(block: Block, outputs: Any, number: int, counted: set[Parameter]) -> _R
     return _Row(f"{type(block).__name__}-{number}", _shapes(outputs), sum(sizes.values()), trainable, shared)
 
 
-def _has_symbols(nested: Any) -> bool:
+def _has_symbols(nested: object) -> bool:
     """Return whether there are symbols among nested outputs."""
     if isinstance(nested, (list, tuple)):
         return any(_has_symbols(part) for part in nested)
     return isinstance(nested, Symbol)
 
 
-def _shapes(nested: Any) -> str:
+def _shapes(nested: object) -> str:
     def describe_shapes(value: Any) -> Any:
         return value.shape if isinstance(value, NDArray) else [describe_shapes(part) for part in value or ()]
 

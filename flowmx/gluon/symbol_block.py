@@ -37,7 +37,7 @@ class SymbolBlock(HybridBlock):
         >>> features = mx.gluon.SymbolBlock(internals["flatten0_output"], mx.sym.var("data"))
     """
 
-    def __init__(self, outputs: Any, inputs: Any, params: ParameterDict | None = None) -> None:
+    def __init__(self, outputs: object, inputs: object, params: ParameterDict | None = None) -> None:
         super().__init__(prefix="")
         self._prefix, self._params = "", ParameterDict("", params)
         variables, _ = flatten(inputs, Symbol, "SymbolBlock: inputs")
@@ -124,13 +124,13 @@ class SymbolBlock(HybridBlock):
     def _alias(self) -> str:
         return "symbol"
 
-    def _compute(self, context: Any, args: tuple[Any, ...]) -> Any:
+    def _compute(self, context: object, args: tuple[object, ...]) -> Any:
         return self._call_cached_op(*args)
 
-    def _trace(self, args: tuple[Any, ...]) -> Traced:
+    def _trace(self, args: tuple[object, ...]) -> Traced:
         return self._traced
 
-    def _compose(self, args: Sequence[Any]) -> Any:
+    def _compose(self, args: Sequence[object]) -> Any:
         inputs, symbol, form, _ = self._traced
         symbols, _ = flatten(args, Symbol, "SymbolBlock: inputs")
         if len(symbols) != len(inputs):

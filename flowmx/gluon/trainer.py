@@ -87,8 +87,9 @@ class Trainer:
 
     def __init__(
         self, params: ParameterDict | Mapping[str, Parameter] | Sequence[Parameter], optimizer: str | opt.Optimizer,
-        optimizer_params: Mapping[str, Any] | None = None, kvstore: Any = "device", compression_params: Any = None,
-        update_on_kvstore: bool | None = None, *, max_grad_norm: float | None = None, accumulate: int = 1,
+        optimizer_params: Mapping[str, object] | None = None, kvstore: object = "device",
+        compression_params: Any = None, update_on_kvstore: bool | None = None, *, max_grad_norm: float | None = None,
+        accumulate: int = 1,
     ) -> None:  # fmt: skip
         if compression_params:
             compression.create(compression_params)  # raises if they are invalid
@@ -130,7 +131,7 @@ class Trainer:
                 )
         return contexts
 
-    def attach_loss_scaler(self, loss_scaler: Any, guard: Any) -> None:
+    def attach_loss_scaler(self, loss_scaler: object, guard: object) -> None:
         """Train with scaled losses; the workers update the weights. For :func:`mx.amp.init_trainer`.
 
         Args:

@@ -66,7 +66,7 @@ class GraphCache:
         with _lock:  # another thread may iterate over the caches
             _caches.add(self)
 
-    def add(self, key: Any, graph: CachedGraph) -> None:
+    def add(self, key: object, graph: CachedGraph) -> None:
         """Add a graph, and drop others if all graphs of the process exceed the memory limit."""
         graph.used = tick()
         self.graphs[key] = graph

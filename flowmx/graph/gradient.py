@@ -82,7 +82,7 @@ class Builder:
         self._forms: dict[Any, _Form | None] = {}
         self._recording: _Recording | None = None
 
-    def op(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+    def op(self, name: str, /, *args: object, **kwargs: object) -> Any:
         """Apply an operator to values; return a value, or a list of the visible outputs."""
         cls = lookup(name)
         inputs, parameters = calling.split(cls, args, kwargs, _is_value)
@@ -160,7 +160,7 @@ class Builder:
             raise AttributeError(name)
         lookup(name)
 
-        def function(*args: Any, **kwargs: Any) -> Any:
+        def function(*args: object, **kwargs: object) -> Any:
             return self.op(name, *args, **kwargs)
 
         return function
@@ -211,7 +211,7 @@ _ARITHMETIC = [
 
 
 def _method(array_op: str, scalar_op: str, swapped: bool) -> Callable[[Value, Any], Any]:
-    def method(self: Value, other: Any) -> Any:
+    def method(self: Value, other: object) -> Any:
         if isinstance(other, Value):
             # For equal shapes use the elementwise form, which may work in place and can be fused.
             name = array_op if self.shape != other.shape else _ELEMENTWISE.get(array_op, array_op)
@@ -239,7 +239,7 @@ def _differentiate(
     return cast("Sequence[Value | None]", op.gradient(cast("Functions", build), *arguments))
 
 
-def _is_value(value: Any) -> bool:
+def _is_value(value: object) -> bool:
     return isinstance(value, Value)
 
 

@@ -158,7 +158,7 @@ def merge_or_raise(one: ShapeOrNone, other: ShapeOrNone, op: Operator, argument:
     return shape
 
 
-def _raise_at(node: Node, error: MXNetError, inputs: Mapping[str, Any]) -> NoReturn:
+def _raise_at(node: Node, error: MXNetError, inputs: Mapping[str, object]) -> NoReturn:
     """Raise the error again, with the node, its inputs and the user's line in the message."""
     shown = ", ".join(f"{name}: {value}" for name, value in inputs.items())
     raise type(error)(

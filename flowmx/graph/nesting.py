@@ -11,7 +11,7 @@ Format: TypeAlias = "int | list[Format]"
 """Nesting of flat items: an int for one item (0) or that many of them, a list for a list, -1 for a None."""
 
 
-def flatten(nested: Any, leaf: type, what: str, optional: bool = False) -> tuple[list[Any], Format]:
+def flatten(nested: object, leaf: type, what: str, optional: bool = False) -> tuple[list[Any], Format]:
     """Return the items of a nested list in order, and the nesting.
 
     A symbol with several outputs counts as that many consecutive items. With ``optional``, a None may replace an item
@@ -32,12 +32,12 @@ def flatten(nested: Any, leaf: type, what: str, optional: bool = False) -> tuple
     return [item for items, _ in parts for item in items], [form for _, form in parts]
 
 
-def regroup(items: Sequence[Any], form: Format) -> Any:
+def regroup(items: Sequence[object], form: Format) -> Any:
     """Nest flat items as ``form`` says."""
     return _take(iter(items), form)
 
 
-def _take(items: Iterator[Any], form: Format) -> Any:
+def _take(items: Iterator[object], form: Format) -> Any:
     if isinstance(form, list):
         return [_take(items, part) for part in form]
     if form == -1:

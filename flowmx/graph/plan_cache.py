@@ -249,7 +249,7 @@ def _operator_row(op: Operator) -> tuple[Any, ...]:
     return op.name, *[(name, _pack(getattr(op, name))) for name in cls.parameters]
 
 
-def _pack(value: Any) -> Any:
+def _pack(value: object) -> Any:
     """Convert a parameter's value to types that marshal supports; a dtype becomes a list with its name."""
     if value is None or type(value) in (bool, int, float, str):
         return value
@@ -260,7 +260,7 @@ def _pack(value: Any) -> Any:
     raise Unstorable
 
 
-def _unpack(value: Any) -> Any:
+def _unpack(value: object) -> Any:
     if type(value) is tuple:
         return tuple([_unpack(item) for item in value])
     return as_dtype(value[0]) if type(value) is list else value
@@ -458,7 +458,7 @@ class _Reading:
         return Chain.of(count, [Link(self._ops[op], tuple(inputs), name) for op, inputs, name in links], results)
 
     def _read_sliced(
-        self, content: Any, variables: Sequence[int], rows: tuple[int, ...], starts: tuple[tuple[int, ...], ...],
+        self, content: object, variables: Sequence[int], rows: tuple[int, ...], starts: tuple[tuple[int, ...], ...],
         forms: Sequence[tuple[Shape, str]], batch: tuple[int, int], channels_last: tuple[bool, ...],
     ) -> Operator:  # fmt: skip
         inner = _Reading(content, self._sources, self._context, self._train)

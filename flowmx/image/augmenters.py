@@ -39,7 +39,7 @@ class Augmenter(AugmenterBase):
         raise NotImplementedError(f"{type(self).__name__} must implement __call__(src)")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, NDArray):
         value = value.asnumpy()
     return value.tolist() if isinstance(value, np.ndarray) else value
@@ -64,7 +64,7 @@ class SequentialAug(Augmenter):
 class ShuffledList(list[Any]):
     """A list of augmenters; each shuffle starts from the previous order, as in MXNet."""
 
-    def __init__(self, augmenters: Iterable[Any]) -> None:
+    def __init__(self, augmenters: Iterable[object]) -> None:
         super().__init__(augmenters)
         self._items = [*self]
 
@@ -78,7 +78,7 @@ class ShuffledList(list[Any]):
         self[:] = [self._items[position] for position in order]
 
 
-def shuffled_lists(augmenters: Iterable[Any]) -> Iterator[ShuffledList]:
+def shuffled_lists(augmenters: Iterable[object]) -> Iterator[ShuffledList]:
     """Iterate over all lists that augmenters shuffle, from the outside in."""
     for augmenter in augmenters:
         for value in vars(augmenter).values():
@@ -156,7 +156,7 @@ class RandomSizedCropAug(Augmenter):
         area: float | tuple[float, float],
         ratio: tuple[float, float],
         interp: int = 2,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         self.area = functions.area_argument(area, kwargs, "RandomSizedCropAug")
         super().__init__(size=size, area=self.area, ratio=ratio, interp=interp)
@@ -272,7 +272,7 @@ class LightingAug(Augmenter):
         eigvec: the components, (3, 3).
     """
 
-    def __init__(self, alphastd: float, eigval: Any, eigvec: Any) -> None:
+    def __init__(self, alphastd: float, eigval: object, eigvec: object) -> None:
         super().__init__(alphastd=alphastd, eigval=eigval, eigvec=eigvec)
         self.alphastd = alphastd
         self.eigval = np.asarray(eigval)
@@ -287,7 +287,7 @@ class LightingAug(Augmenter):
 class ColorNormalizeAug(Augmenter):
     """Subtract a mean and divide by a standard deviation, per channel."""
 
-    def __init__(self, mean: Any, std: Any) -> None:
+    def __init__(self, mean: object, std: object) -> None:
         super().__init__(mean=mean, std=std)
         self.mean = None if mean is None else mean if isinstance(mean, NDArray) else nd.array(mean)
         self.std = None if std is None else std if isinstance(std, NDArray) else nd.array(std)
@@ -344,8 +344,8 @@ def CreateAugmenter(  # noqa: N802 - MXNet's name
     rand_crop: bool = False,
     rand_resize: bool = False,
     rand_mirror: bool = False,
-    mean: Any = None,
-    std: Any = None,
+    mean: object = None,
+    std: object = None,
     brightness: float = 0,
     contrast: float = 0,
     saturation: float = 0,

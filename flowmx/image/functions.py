@@ -33,7 +33,7 @@ _ISOLATED = 16
 """A bit of OpenCV's border types that has no effect on whole images."""
 
 
-def imdecode(buf: Any, flag: int = 1, to_rgb: bool = True, out: NDArray | None = None) -> NDArray:
+def imdecode(buf: object, flag: int = 1, to_rgb: bool = True, out: NDArray | None = None) -> NDArray:
     """Decode an image from a file's bytes.
 
     Args:
@@ -220,7 +220,7 @@ def random_size_crop(
     area: float | tuple[float, float],
     ratio: tuple[float, float],
     interp: int = 2,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[NDArray, Box]:
     """Crop a random area with random proportions, and resize it.
 
@@ -251,7 +251,7 @@ def random_size_crop(
     return center_crop(src, size, interp)
 
 
-def area_argument(area: Any, kwargs: dict[str, Any], name: str) -> Any:
+def area_argument(area: object, kwargs: dict[str, Any], name: str) -> Any:
     """Return the area; accept its old name ``min_area``.
 
     Raises:

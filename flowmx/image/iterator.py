@@ -111,7 +111,7 @@ class ImageIter(BatchIter):
         self.hard_reset()
 
     @staticmethod
-    def _check(dtype: str, last_batch_handle: str, images: Any) -> None:
+    def _check(dtype: str, last_batch_handle: str, images: object) -> None:
         if dtype not in _LABEL_DTYPES:
             raise ValueError(f"ImageIter: dtype is {dtype!r}, expected one of {_LABEL_DTYPES}")
         check_last_batch("ImageIter", last_batch_handle)
@@ -246,7 +246,7 @@ class ImageIter(BatchIter):
             label[position] = self._reshape_label(image_label, label[position].shape)
         return DataBatch([data], [nd.array(label, dtype=label.dtype)], pad)
 
-    def _reshape_label(self, label: Any, shape: tuple[int, ...]) -> Any:
+    def _reshape_label(self, label: object, shape: tuple[int, ...]) -> Any:
         values = np.asarray(label)
         if values.size != int(np.prod(shape)):
             raise ValueError(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowmx.data.pending_batches import Failure, PendingBatch, PendingIterator, ThreadFetch
+
+if TYPE_CHECKING:
+    from flowmx.io.data_iter import DataIter
 
 __all__ = ["get_async_prefetch"]
 
@@ -19,7 +22,7 @@ class AsyncPrefetch(PendingIterator[Any]):
         iterator: the iterator.
     """
 
-    def __init__(self, iterator: Any) -> None:
+    def __init__(self, iterator: DataIter) -> None:
         super().__init__()
         self._iterator = weakref.ref(iterator)
         self._fetch: ThreadFetch | None = None
@@ -38,7 +41,7 @@ class AsyncPrefetch(PendingIterator[Any]):
     def _is_pending(self, head: PendingBatch) -> bool:
         return self._fetch is head
 
-    def _pop(self, result: Any) -> Any:
+    def _pop(self, result: object) -> Any:
         if self._fetch is not None and not self._fetch.is_lost():
             self._fetch = None
         if isinstance(result, Failure):
@@ -83,7 +86,7 @@ _REPLACEMENTS: dict[str, Callable[[AsyncPrefetch, Callable[[], Any]], Any]] = {
 """The behaviour of an iterator's methods while a batch is prefetched."""
 
 
-def get_async_prefetch(iterator: Any) -> AsyncPrefetch:
+def get_async_prefetch(iterator: DataIter) -> AsyncPrefetch:
     """Return the prefetched batch of an iterator.
 
     The first call replaces the iterator's methods by wrappers that consider the prefetched batch. They are replaced on
@@ -104,7 +107,10 @@ _NAME = "_flowmx_ahead"
 
 
 def _wrap(
-    prefetch: AsyncPrefetch, iterator: Any, name: str, replacement: Callable[[AsyncPrefetch, Callable[[], Any]], Any]
+    prefetch: AsyncPrefetch,
+    iterator: DataIter,
+    name: str,
+    replacement: Callable[[AsyncPrefetch, Callable[[], Any]], Any],
 ) -> Any:
     """Wrap an iterator's method, for use while a batch is prefetched. The wrapper does not keep the iterator alive."""
     instance_method = vars(iterator).get(name)
@@ -112,7 +118,7 @@ def _wrap(
     reference = weakref.ref(iterator)
 
     @functools.wraps(method)
-    def wrapper(*arguments: Any, **options: Any) -> Any:
+    def wrapper(*arguments: object, **options: object) -> Any:
         call = instance_method or functools.partial(method, reference())
         if prefetch.is_free():
             return call(*arguments, **options)

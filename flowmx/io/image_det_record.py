@@ -57,7 +57,7 @@ class ImageDetRecordIter(RecordIter):
         ... )
     """
 
-    def __init__(self, *, data_name: str = "data", label_name: str = "softmax_label", **kwargs: Any) -> None:
+    def __init__(self, *, data_name: str = "data", label_name: str = "softmax_label", **kwargs: object) -> None:
         reading, self._augmenting, normalizing = options.parse(kwargs, *options.DETECTION)
         records = Records(reading.path_imgrec, reading.path_imgidx or None, reading.part_index, reading.num_parts)
         self._pad_value = reading.label_pad_value
@@ -82,7 +82,7 @@ class ImageDetRecordIter(RecordIter):
         label[_HEADER + len(numbers) :] = self._pad_value
         return header.id
 
-    def _write_image(self, image: codecs.Image, data: Any) -> None:
+    def _write_image(self, image: codecs.Image, data: object) -> None:
         """Write a normalized image into the batch; the area around a smaller image is black before normalization."""
         size = self._reading.size
         if image.shape[:2] != size:

@@ -56,7 +56,7 @@ class ImageRecordIter(RecordIter):
         ... )
     """
 
-    def __init__(self, *, data_name: str = "data", label_name: str = "softmax_label", **kwargs: Any) -> None:
+    def __init__(self, *, data_name: str = "data", label_name: str = "softmax_label", **kwargs: object) -> None:
         reading, self._augmenting, self._normalizing = options.parse(kwargs, *options.CLASSIFICATION)
         records = Records(reading.path_imgrec, reading.path_imgidx or None, reading.part_index, reading.num_parts)
         self._labels = read_labels(reading.path_imglist, reading.label_width) if reading.path_imglist else None
@@ -86,7 +86,7 @@ class ImageRecordIter(RecordIter):
         normalize.write_image(data, image, is_mirrored, self._scaling(numbers[RANDOM + 1 :]))
         return header.id
 
-    def _decode_and_augment(self, raw: bytes, numbers: Any) -> codecs.Image:
+    def _decode_and_augment(self, raw: bytes, numbers: object) -> codecs.Image:
         """Decode an image, and augment it."""
         return augment(self._decode(raw), self._augmenting, self._reading.size, numbers)
 

@@ -16,7 +16,7 @@ from flowmx.ndarray import NDArray
 _warned: set[tuple[str, int]] = set()
 
 
-def ignore_rest(name: str, arguments: Mapping[str, Any]) -> None:
+def ignore_rest(name: str, arguments: Mapping[str, object]) -> None:
     """Warn about unknown arguments of an iterator; MXNet ignores them silently."""
     if arguments:
         warn_user(f"{name}: unknown arguments are ignored: {', '.join(arguments)}", _warned)

@@ -51,10 +51,10 @@ class MNISTIter(MemoryIter):
         part_index: int = 0,
         prefetch_buffer: int = 4,
         ctx: str = "cpu",
-        dtype: Any = None,
+        dtype: object = None,
         data_name: str = "data",
         label_name: str = "softmax_label",
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         ignore_rest("MNISTIter", kwargs)
         kind = element_type("MNISTIter", dtype)

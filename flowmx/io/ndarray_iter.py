@@ -47,7 +47,7 @@ class NDArrayIter(DataIter):
     def __init__(
         self,
         data: Any,
-        label: Any = None,
+        label: object = None,
         batch_size: int = 1,
         shuffle: bool = False,
         last_batch_handle: str = "pad",
@@ -227,7 +227,7 @@ class NDArrayIter(DataIter):
         return [nd.op.concat(a, b, dim=self.axis) for a, b in zip(first, second, strict=True)]
 
 
-def named_arrays(argument: str, source: Any, default_name: str) -> list[tuple[str, NDArray]]:
+def named_arrays(argument: str, source: object, default_name: str) -> list[tuple[str, NDArray]]:
     """Make pairs of name and array, ordered by name, from an array, a list of arrays, or a dict.
 
     Raises:

@@ -204,7 +204,7 @@ class RecordIter(PendingIterator[DataBatch], BatchIter):
         job.seconds.append(time.thread_time() - start)
         return None
 
-    def _make_sample_from(self, row: int, numbers: Any, data: Any, label: Any) -> int:
+    def _make_sample_from(self, row: int, numbers: object, data: object, label: object) -> int:
         """Make a sample from a record, or from the next undamaged record if damaged ones are skipped."""
         count = len(self._records)
         for number in range(row, row + count):

@@ -77,12 +77,12 @@ class CSVIter(MemoryIter):
         round_batch: bool = True,
         prefetch_buffer: int = 4,
         ctx: str = "cpu",
-        dtype: Any = None,
+        dtype: object = None,
         num_parts: int = 1,
         part_index: int = 0,
         data_name: str = "data",
         label_name: str = "softmax_label",
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         ignore_rest("CSVIter", kwargs)
         kind = element_type("CSVIter", dtype)
@@ -164,10 +164,10 @@ class LibSVMIter(MemoryIter):
         round_batch: bool = True,
         prefetch_buffer: int = 4,
         ctx: str = "cpu",
-        dtype: Any = None,
+        dtype: object = None,
         data_name: str = "data",
         label_name: str = "softmax_label",
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         ignore_rest("LibSVMIter", kwargs)
         kind = element_type("LibSVMIter", dtype)

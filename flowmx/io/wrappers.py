@@ -224,7 +224,7 @@ class _DaemonCalls:
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._is_closed = False
 
-    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+    async def call(self, function: Callable[..., object], *args: object) -> Any:
         """Return the result of a function, or raise its error; return `_NOTHING` once the program exits."""
         answer = asyncio.get_running_loop().create_future()
         self._answers.add(answer)
@@ -251,7 +251,7 @@ _calls = _DaemonCalls()
 process_hooks.at_exit(_calls.end)  # before the engine's exit handler, which would wait for these operations
 
 
-def _call_into(answer: asyncio.Future[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _call_into(answer: asyncio.Future[Any], function: Callable[..., object], args: tuple[object, ...]) -> None:
     try:
         result = function(*args)
     except BaseException as error:
@@ -260,7 +260,7 @@ def _call_into(answer: asyncio.Future[Any], function: Callable[..., Any], args: 
         _set_answer(answer, result, None)
 
 
-def _set_answer(answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+def _set_answer(answer: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
     """Complete a future from another thread, unless it is done or its loop is closed."""
 
     def complete() -> None:
@@ -275,7 +275,7 @@ def _set_answer(answer: asyncio.Future[Any], result: Any, error: BaseException |
         answer.get_loop().call_soon_threadsafe(complete)
 
 
-def _in_thread(function: Callable[..., Any], *args: Any) -> Any:
+def _in_thread(function: Callable[..., object], *args: object) -> Any:
     """Make a coroutine function that calls a function in a daemon thread."""
     return partial(_calls.call, function, *args)
 

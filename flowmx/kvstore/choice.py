@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from flowmx import settings
 from flowmx.kvstore.base import KVStoreBase, create
@@ -13,7 +13,7 @@ _MAX_UPDATED = 1 << 24
 """If a parameter has more elements, a ``local`` store only sums gradients: its updates would keep the CPU busy."""
 
 
-def select_store(kvstore: Any, devices: int, names: Sequence[str]) -> KVStoreBase | None:
+def select_store(kvstore: object, devices: int, names: Sequence[str]) -> KVStoreBase | None:
     """Return the store for training on some devices of this process; None if one device needs no store.
 
     Its keys are separate from those of any other Trainer or Module.
@@ -59,7 +59,7 @@ def check_updates(call: str, store: KVStoreBase, on_kvstore: bool | None) -> Non
         )
 
 
-def is_updated_by_store(store: KVStoreBase | None, kvstore: Any, shapes: Iterable[tuple[int, ...]]) -> bool:
+def is_updated_by_store(store: KVStoreBase | None, kvstore: object, shapes: Iterable[tuple[int, ...]]) -> bool:
     """Return whether the store updates the weights by default.
 
     Args:

@@ -178,7 +178,7 @@ _MAKERS: dict[Any, Callable[..., Compression]] = {
 }
 
 
-def create(params: Mapping[str, Any]) -> Compression:
+def create(params: Mapping[str, object]) -> Compression:
     """Make the compression for ``kv.set_gradient_compression``.
 
     Args:

@@ -146,7 +146,7 @@ def _add_in_pieces(
 
 
 def _push(
-    actor: Actor, function: Callable[..., Any], arguments: tuple[Any, ...], reads: tuple[Variable, ...],
+    actor: Actor, function: Callable[..., object], arguments: tuple[object, ...], reads: tuple[Variable, ...],
     writes: tuple[Variable, ...], priority: int, light: bool = False,
 ) -> None:  # fmt: skip
     op = Operation(function, arguments, reads, writes, actor, "kvstore sum", capture(), 0, light)
@@ -191,7 +191,7 @@ def _add(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         array[...] = total
 
 
-def pull_rows(key: Any, source: NDArray, ids: NDArray, target: NDArray, priority: int) -> None:
+def pull_rows(key: object, source: NDArray, ids: NDArray, target: NDArray, priority: int) -> None:
     """Enqueue a copy of the selected rows of a source into a target, with zeros in its other rows."""
     device = target.storage.device
     local, rows = local_copies([source, ids], device, priority)
@@ -199,7 +199,7 @@ def pull_rows(key: Any, source: NDArray, ids: NDArray, target: NDArray, priority
     _push(device.compute, _take_rows, (key, local, rows, target), reads, writes, priority)
 
 
-def _take_rows(key: Any, source: BaseArray, ids: BaseArray, target: BaseArray) -> None:
+def _take_rows(key: object, source: BaseArray, ids: BaseArray, target: BaseArray) -> None:
     rows = ids.raw().astype(np.int64).reshape(-1)
     count = source.dims[0]
     out_of_range = rows[(rows < 0) | (rows >= count)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
 
@@ -30,7 +29,7 @@ class Feedback:
         self.compression = compression
         self._arrays: dict[tuple[Context, int], tuple[NDArray, NDArray]] = {}
 
-    def compress_all(self, key: Any, values: list[NDArray], priority: int) -> list[NDArray]:
+    def compress_all(self, key: object, values: list[NDArray], priority: int) -> list[NDArray]:
         """Enqueue compressing and decompressing a key's gradients; return the decompressed gradients.
 
         Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from flowmx.errors import KVStoreError
 from flowmx.ndarray import NDArray
@@ -11,7 +10,7 @@ from flowmx.ndarray import NDArray
 Key = int | str
 
 
-def group_by_key(call: str, keys: Any, values: Any) -> dict[Key, list[NDArray]]:
+def group_by_key(call: str, keys: object, values: object) -> dict[Key, list[NDArray]]:
     """Return the arrays of each key, in the order of the arguments; a repeated key gets all of its arrays.
 
     Args:
@@ -40,14 +39,14 @@ def group_by_key(call: str, keys: Any, values: Any) -> dict[Key, list[NDArray]]:
     return groups
 
 
-def check_key(call: str, key: Any) -> Key:
+def check_key(call: str, key: object) -> Key:
     """Return the key; raise TypeError if it is neither int nor str."""
     if isinstance(key, str) or type(key) is int:
         return key
     raise TypeError(f"{call}: the key is {key!r}, expected an int or a str")
 
 
-def as_arrays(call: str, key: Any, value: Any) -> list[NDArray]:
+def as_arrays(call: str, key: object, value: object) -> list[NDArray]:
     """Return the arrays for one key as a list."""
     arrays = [value] if isinstance(value, NDArray) else value
     if not isinstance(arrays, (list, tuple)) or not all(isinstance(array, NDArray) for array in arrays):
@@ -59,7 +58,7 @@ def as_arrays(call: str, key: Any, value: Any) -> list[NDArray]:
     return list(arrays)
 
 
-def pair_row_ids(call: str, keys: Any, row_ids: Any, outs: dict[Key, list[NDArray]]) -> dict[Key, list[NDArray]]:
+def pair_row_ids(call: str, keys: object, row_ids: object, outs: dict[Key, list[NDArray]]) -> dict[Key, list[NDArray]]:
     """Return the row ids for each output array: one array of ids for all outputs of a key, or one for each.
 
     Raises:

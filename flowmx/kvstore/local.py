@@ -90,7 +90,7 @@ class KVStore(KVStoreBase):
         self._update_lock = forks.lock()
 
     @classmethod
-    def open(cls, name: str, **options: Any) -> KVStore:
+    def open(cls, name: str, **options: object) -> KVStore:
         store = cls(name, **options)
         if name == "nccl" and store._nccl is None:
             warn_user(
@@ -121,7 +121,7 @@ class KVStore(KVStoreBase):
 
     # -- values ----------------------------------------------------------------------------------------
 
-    def init(self, key: Any, value: Any) -> None:
+    def init(self, key: object, value: object) -> None:
         """Initialize keys with copies of values; each key only once.
 
         Args:
@@ -137,7 +137,7 @@ class KVStore(KVStoreBase):
                     raise KVStoreError(f"init: got {len(values)} values for key {name!r}, expected one")
                 self._start(name, self._copy(values[0]))
 
-    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+    def push(self, key: object, value: object, priority: int = 0) -> None:
         """Enqueue the sum of values over devices, which becomes the key's value or updates it.
 
         Args:
@@ -153,7 +153,7 @@ class KVStore(KVStoreBase):
             for slot, values in self._sources("push", key, value):
                 self._push(slot, self._compressed(slot, values, priority), priority)
 
-    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+    def pull(self, key: object, out: object = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Enqueue copies of values, as of the last push, into arrays on any devices.
 
         Args:
@@ -171,7 +171,7 @@ class KVStore(KVStoreBase):
             for slot, targets in self._pull_targets(key, out, ignore_sparse):
                 self._pull(slot, targets, priority)
 
-    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+    def pushpull(self, key: object, value: object, out: object = None, priority: int = 0) -> None:
         """:meth:`push` and :meth:`pull` in one.
 
         Args:
@@ -199,7 +199,7 @@ class KVStore(KVStoreBase):
                     self._push(slot, values, priority)
                     self._pull(slot, targets, priority)
 
-    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+    def broadcast(self, key: object, value: object, out: object, priority: int = 0) -> None:
         """:meth:`init` and :meth:`pull` in one: all workers get the value of the worker with rank 0.
 
         Args:
@@ -212,7 +212,7 @@ class KVStore(KVStoreBase):
             self.init(key, value)
             self.pull(key, out, priority)
 
-    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
+    def row_sparse_pull(self, key: object, out: object = None, priority: int = 0, row_ids: object = None) -> None:
         """Enqueue copies of selected rows: ``out`` gets these rows of the value, and zeros in all others.
 
         Args:
@@ -362,7 +362,7 @@ class KVStore(KVStoreBase):
                 self._start(key, value)
             self._pull(self._slots[key], arrays, 0)
 
-    def _exchange(self, keys: Sequence[Any], values: Sequence[Any], outs: Sequence[Any]) -> None:
+    def _exchange(self, keys: Sequence[object], values: Sequence[object], outs: Sequence[object]) -> None:
         if not self._on_devices or self._compression is not None or self._is_overridden("push", "pull", "pushpull"):
             super()._exchange(keys, values, outs)
             return
@@ -434,7 +434,7 @@ class KVStore(KVStoreBase):
             raise KVStoreError(f"{call}: unknown key {key!r} (initialized keys: {initialized}): call init() first")
         return slot
 
-    def _resolve(self, call: str, key: Any, values: Any) -> list[tuple[Slot, list[NDArray]]]:
+    def _resolve(self, call: str, key: object, values: object) -> list[tuple[Slot, list[NDArray]]]:
         """Return the slots of keys with their arrays, after a check of all shapes."""
         pairs = [(self._slot(call, name), arrays) for name, arrays in group_by_key(call, key, values).items()]
         for slot, arrays in pairs:
@@ -444,7 +444,7 @@ class KVStore(KVStoreBase):
                     raise ShapeError(f"{call}: an array for key {slot.key!r} has shape {array.shape}, expected {shape}")
         return pairs
 
-    def _sources(self, call: str, key: Any, value: Any) -> list[tuple[Slot, list[NDArray]]]:
+    def _sources(self, call: str, key: object, value: object) -> list[tuple[Slot, list[NDArray]]]:
         pairs = self._resolve(call, key, value)
         for slot, arrays in pairs:
             if len(arrays) > 1 and len({dtype_of(array) for array in arrays}) > 1:
@@ -455,7 +455,7 @@ class KVStore(KVStoreBase):
             self._move(slot, arrays[0])
         return pairs
 
-    def _targets(self, call: str, key: Any, out: Any) -> list[tuple[Slot, list[NDArray]]]:
+    def _targets(self, call: str, key: object, out: object) -> list[tuple[Slot, list[NDArray]]]:
         if out is None:
             raise KVStoreError(f"{call}: out is missing: pass an array to write into, or a list of them")
         pairs = self._resolve(call, key, out)
@@ -465,7 +465,7 @@ class KVStore(KVStoreBase):
                     refuse_in_place(array, call)
         return pairs
 
-    def _pull_targets(self, key: Any, out: Any, ignore_sparse: bool) -> list[tuple[Slot, list[NDArray]]]:
+    def _pull_targets(self, key: object, out: object, ignore_sparse: bool) -> list[tuple[Slot, list[NDArray]]]:
         """Return the slots of a pull with the arrays to write into, without the sparse arrays that it skips."""
         if not ignore_sparse:
             return self._targets("pull", key, out)

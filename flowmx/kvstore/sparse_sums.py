@@ -51,11 +51,11 @@ def add_up(values: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
             copy(result, target)
 
 
-def pull_rows(key: Any, source: NDArray, ids: NDArray, target: NDArray, priority: int) -> None:
+def pull_rows(key: object, source: NDArray, ids: NDArray, target: NDArray, priority: int) -> None:
     """Enqueue a copy of the selected rows of a source into a target, with zeros in its other rows."""
     device, count = target.storage.device, target.shape[0]
 
-    def take(content: Any, row_ids: Any) -> Any:
+    def take(content: object, row_ids: object) -> Any:
         rows = importlib.import_module("flowmx.ops.sparse.content").distinct(row_ids)
         if rows.size and not 0 <= rows[0] <= rows[-1] < count:
             row = int(rows[0] if rows[0] < 0 else rows[-1])

@@ -14,7 +14,7 @@ import numpy as np
 __all__ = ["join", "merge_progress", "merge_trees"]
 
 
-def merge_trees(trees: Sequence[Any], merge: Callable[[list[Any]], Any]) -> Any:
+def merge_trees(trees: Sequence[object], merge: Callable[[list[Any]], Any]) -> Any:
     """Merge trees of one structure into one: `merge` merges the arrays at the same position."""
     first = trees[0]
     if isinstance(first, (tuple, list)):
@@ -22,7 +22,7 @@ def merge_trees(trees: Sequence[Any], merge: Callable[[list[Any]], Any]) -> Any:
     return merge(list(trees)) if hasattr(first, "shape") else first
 
 
-def join(arrays: Sequence[Any], sizes: Sequence[int]) -> np.ndarray[Any, Any] | None:
+def join(arrays: Sequence[object], sizes: Sequence[int]) -> np.ndarray[Any, Any] | None:
     """Concatenate the flattened arrays of the parts; return None where their sizes differ from `sizes`."""
     flat = [np.asarray(array).reshape(-1) for array in arrays]
     return np.concatenate(flat) if [array.size for array in flat] == list(sizes) else None

@@ -51,14 +51,14 @@ class BucketingModule(BaseModule):
     def __init__(
         self,
         sym_gen: Callable[[Any], tuple[Any, Sequence[str] | None, Sequence[str] | None]],
-        default_bucket_key: Any = None,
-        logger: Any = logging,
+        default_bucket_key: object = None,
+        logger: object = logging,
         context: Context | Sequence[Context] | None = None,
         work_load_list: Sequence[float] | None = None,
         fixed_param_names: Sequence[str] | None = None,
         state_names: Sequence[str] | None = None,
-        group2ctxs: Any = None,
-        compression_params: Any = None,
+        group2ctxs: object = None,
+        compression_params: object = None,
     ) -> None:
         super().__init__(logger)
         if default_bucket_key is None:
@@ -76,11 +76,11 @@ class BucketingModule(BaseModule):
         self._current = self._default
         self._curr_bucket_key = default_bucket_key
 
-    def _call_sym_gen(self, *args: Any, **kwargs: Any) -> Any:
+    def _call_sym_gen(self, *args: object, **kwargs: object) -> Any:
         with NameManager():  # layers get the same names in each graph
             return self._sym_gen(*args, **kwargs)
 
-    def _create_module(self, key: Any) -> Module:
+    def _create_module(self, key: object) -> Module:
         symbol, data_names, label_names = self._call_sym_gen(key)
         return Module(symbol, data_names, label_names, logger=self.logger, **self._arguments)
 
@@ -104,7 +104,7 @@ class BucketingModule(BaseModule):
         self._current, self._curr_bucket_key = self._default, self._default_bucket_key
         self._grad_req = binding.grad_req
 
-    def switch_bucket(self, bucket_key: Any, data_shapes: Any, label_shapes: Any = None) -> None:
+    def switch_bucket(self, bucket_key: object, data_shapes: object, label_shapes: object = None) -> None:
         """Switch to a bucket; its graph is bound at the first use.
 
         Args:
@@ -130,7 +130,7 @@ class BucketingModule(BaseModule):
             self._buckets[bucket_key] = module
         self._current, self._curr_bucket_key = self._buckets[bucket_key], bucket_key
 
-    def _check_params(self, key: Any, module: Module) -> None:
+    def _check_params(self, key: object, module: Module) -> None:
         names = {*self._default._param_names, *self._default._aux_names}
         extra = [name for name in (*module._param_names, *module._aux_names) if name not in names]
         if extra:
@@ -140,7 +140,7 @@ class BucketingModule(BaseModule):
                 "and give the default bucket all parameters"
             )
 
-    def prepare(self, data_batch: Any, sparse_row_id_fn: Any = None) -> None:
+    def prepare(self, data_batch: object, sparse_row_id_fn: object = None) -> None:
         """Bind the graph of a batch's bucket and pull the rows that the batch needs, without switching the bucket.
 
         Args:
@@ -163,7 +163,7 @@ class BucketingModule(BaseModule):
 
     # -- parameters ------------------------------------------------------------------------------------
 
-    def _init_params(self, initializer: Callable[..., Any] | None, params: InitialParams) -> None:
+    def _init_params(self, initializer: Callable[..., object] | None, params: InitialParams) -> None:
         if self.params_initialized and not params.force_init:
             return
         self._default.init_params(initializer, *params)
@@ -181,7 +181,7 @@ class BucketingModule(BaseModule):
         """Return the arrays of ``state_names``; see :meth:`Module.get_states`."""
         return self._current.get_states(merge_multi_context)
 
-    def set_states(self, states: Any = None, value: float | None = None) -> None:
+    def set_states(self, states: object = None, value: float | None = None) -> None:
         """Set the arrays of ``state_names``; see :meth:`Module.set_states`."""
         self._current.set_states(states, value)
 
@@ -241,7 +241,7 @@ class BucketingModule(BaseModule):
     # -- training --------------------------------------------------------------------------------------
 
     def _init_optimizer(
-        self, kvstore: Any, optimizer: Any, optimizer_params: OptimizerParams, force_init: bool
+        self, kvstore: object, optimizer: object, optimizer_params: OptimizerParams, force_init: bool
     ) -> None:
         self._default.init_optimizer(kvstore, optimizer, optimizer_params, force_init)
         for bucket in self._buckets.values():
@@ -254,7 +254,7 @@ class BucketingModule(BaseModule):
         self._switch_for(data_batch)
         self._current.forward(data_batch, is_train)
 
-    def forward_backward(self, data_batch: Any) -> None:
+    def forward_backward(self, data_batch: object) -> None:
         if any(is_replaced(self, name, _PASSES[name]) for name in _PASSES):
             super().forward_backward(data_batch)  # a user's forward or backward
             return
@@ -277,7 +277,7 @@ class BucketingModule(BaseModule):
     def get_input_grads(self, merge_multi_context: bool = True) -> Any:
         return self._current.get_input_grads(merge_multi_context)
 
-    def install_monitor(self, mon: Any) -> None:
+    def install_monitor(self, mon: object) -> None:
         self._monitor = mon
         for bucket in self._buckets.values():
             bucket.install_monitor(mon)

@@ -29,7 +29,7 @@ class Loops:
     binded: bool
     params_initialized: bool
 
-    def prepare(self, data_batch: Any, sparse_row_id_fn: Any = None) -> None:
+    def prepare(self, data_batch: object, sparse_row_id_fn: object = None) -> None:
         """Prepare for a batch: bind its graph in a module with several graphs, and pull row_sparse parameters.
 
         Args:
@@ -58,13 +58,13 @@ class Loops:
     async def score(
         self,
         eval_data: Any,
-        eval_metric: Any,
+        eval_metric: object,
         num_batch: int | None = None,
         batch_end_callback: Callbacks = None,
         score_end_callback: Callbacks = None,
         reset: bool = True,
         epoch: int = 0,
-        sparse_row_id_fn: Any = None,
+        sparse_row_id_fn: object = None,
     ) -> list[tuple[str, float]]:
         """Evaluate on all of ``eval_data``; return pairs of name and value.
 
@@ -95,7 +95,7 @@ class Loops:
         return score_metric.get_name_value()
 
     def iter_predict(
-        self, eval_data: Any, num_batch: int | None = None, reset: bool = True, sparse_row_id_fn: Any = None
+        self, eval_data: Any, num_batch: int | None = None, reset: bool = True, sparse_row_id_fn: object = None
     ) -> Predictions:
         """Predict batch by batch: ``for outputs, number, batch in mod.iter_predict(data)``, or ``async for``.
 
@@ -112,7 +112,7 @@ class Loops:
             eval_data.reset()
         return Predictions(self, eval_data, num_batch, sparse_row_id_fn)
 
-    def _predict_batch(self, batch: Any, rows: dict[str, Any]) -> list[NDArray]:
+    def _predict_batch(self, batch: object, rows: dict[str, Any]) -> list[NDArray]:
         self.prepare(batch, **rows)
         self.forward(batch, is_train=False)
         pad = getattr(batch, "pad", None) or 0
@@ -121,12 +121,12 @@ class Loops:
     @runs_in_plain_code
     async def predict(
         self,
-        eval_data: Any,
+        eval_data: object,
         num_batch: int | None = None,
         merge_batches: bool = True,
         reset: bool = True,
         always_output_list: bool = False,
-        sparse_row_id_fn: Any = None,
+        sparse_row_id_fn: object = None,
     ) -> NDArray | list[NDArray] | list[list[NDArray]]:
         """Predict all of ``eval_data``.
 
@@ -184,7 +184,7 @@ class Predictions:
         sparse_row_id_fn: as for :meth:`Loops.prepare`.
     """
 
-    def __init__(self, module: Loops, data: Any, num_batch: int | None, sparse_row_id_fn: Any = None) -> None:
+    def __init__(self, module: Loops, data: Any, num_batch: int | None, sparse_row_id_fn: object = None) -> None:
         self._module = module
         self._data = data
         self._num_batch = num_batch
@@ -242,12 +242,12 @@ class _AsyncPredictions(PendingIterator[tuple[list[NDArray], int, Any]]):
         return outputs
 
 
-def batch_labels(batch: Any) -> Any:
+def batch_labels(batch: object) -> Any:
     """Return a batch's labels; a batch is any object with ``data``."""
     return getattr(batch, "label", None) or []
 
 
-def as_metric(value: Any) -> metric.EvalMetric:
+def as_metric(value: object) -> metric.EvalMetric:
     """Return `value` if it is a metric, otherwise the result of ``mx.metric.create``."""
     return value if isinstance(value, metric.EvalMetric) else metric.create(value)
 
@@ -265,7 +265,7 @@ async def batch_after(count: int, batches: AsyncIterator[Any]) -> Any:
     return await anext(batches, None)
 
 
-async def _first(count: int | None, data: Any) -> AsyncIterator[Any]:
+async def _first(count: int | None, data: object) -> AsyncIterator[Any]:
     if count == 0:
         return
     number = 0
@@ -282,7 +282,7 @@ async def yield_to_tasks() -> None:
     await engine.room()
 
 
-async def call(callbacks: Callbacks, *args: Any) -> None:
+async def call(callbacks: Callbacks, *args: object) -> None:
     """Call callbacks, and await awaitable results."""
     if callbacks is None:
         return
@@ -292,7 +292,7 @@ async def call(callbacks: Callbacks, *args: Any) -> None:
             await result
 
 
-async def rows_keyword(sparse_row_id_fn: Any, batch: Any) -> dict[str, Any]:
+async def rows_keyword(sparse_row_id_fn: object, batch: Any) -> dict[str, Any]:
     """Return the keyword arguments of ``prepare``, after awaiting the batch if a function will read it."""
     if sparse_row_id_fn is not None:
         for array in (*batch.data, *batch_labels(batch)):
@@ -300,7 +300,7 @@ async def rows_keyword(sparse_row_id_fn: Any, batch: Any) -> dict[str, Any]:
     return _keyword(sparse_row_id_fn)
 
 
-def _keyword(sparse_row_id_fn: Any) -> dict[str, Any]:
+def _keyword(sparse_row_id_fn: object) -> dict[str, Any]:
     # A user's module may not accept this keyword.
     return {} if sparse_row_id_fn is None else {"sparse_row_id_fn": sparse_row_id_fn}
 

@@ -172,7 +172,7 @@ class ExecutorGroup:
         for executor in self.execs:
             executor.forward(is_train)
 
-    def forward_backward(self, batch: Any) -> None:
+    def forward_backward(self, batch: object) -> None:
         """Enqueue both passes of a batch on every device, as one operation per device."""
         self.load(batch)
         for executor in self.execs:
@@ -227,7 +227,7 @@ class ExecutorGroup:
         return [executor.grad_dict[name] for executor in self.execs]
 
     def set_params(
-        self, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any], allow_extra: bool = False
+        self, arg_params: Mapping[str, object], aux_params: Mapping[str, object], allow_extra: bool = False
     ) -> None:
         """Enqueue the copies of parameters and auxiliary states to every device."""
         for executor in self.execs:

@@ -150,7 +150,7 @@ class FitCheckpoints:
 
 
 async def open_checkpoints(
-    module: BaseModule, data: Any, metric: Any, checkpoint: Any, store: Any
+    module: BaseModule, data: object, metric: object, checkpoint: Any, store: object
 ) -> FitCheckpoints | None:  # fmt: skip
     """Return the writer of checkpoints for ``fit``'s ``checkpoint`` argument, or None.
 
@@ -169,7 +169,7 @@ async def open_checkpoints(
     return FitCheckpoints(module, data, metric, checkpoints, await _open_store(store))
 
 
-def _can_save_position(data: Any) -> bool:
+def _can_save_position(data: object) -> bool:
     """Return whether a data iterator can save its position (``state`` and ``set_state``); warn if it cannot."""
     can_save = hasattr(data, "state") and hasattr(data, "set_state")
     if not can_save:
@@ -177,7 +177,7 @@ def _can_save_position(data: Any) -> bool:
     return can_save
 
 
-async def _open_store(store: Any) -> KVStoreBase | None:
+async def _open_store(store: object) -> KVStoreBase | None:
     """Return the store that the workers of a job share; open it if it is a name."""
     if isinstance(store, str) and store.lower().startswith("dist"):
         store = await kvstore.create_async(store)  # one for each process

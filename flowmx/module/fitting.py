@@ -63,7 +63,7 @@ class Fit:
 
     # -- before the first batch ------------------------------------------------------------------------
 
-    async def open(self, checkpoint: Any, store: Any, resume: bool) -> None:
+    async def open(self, checkpoint: object, store: object, resume: bool) -> None:
         """Open the folder of checkpoints, if any, and find the checkpoint to resume from.
 
         Args:
@@ -129,7 +129,7 @@ class Fit:
             nbatch += 1
         return await self._end(epoch, start_time)
 
-    async def _batch(self, epoch: int, nbatch: int, batch: Any, batches: AsyncIterator[Any]) -> Any:
+    async def _batch(self, epoch: int, nbatch: int, batch: object, batches: AsyncIterator[Any]) -> Any:
         """Train on a batch; return the next batch."""
         module = self.module
         if self.monitor is not None:
@@ -162,7 +162,7 @@ class Fit:
             self.module.prepare(batch, **await rows_keyword(self.row_ids, batch))
         return batch
 
-    def _locals(self, epoch: int, nbatch: int, data_batch: Any) -> dict[str, Any]:
+    def _locals(self, epoch: int, nbatch: int, data_batch: object) -> dict[str, Any]:
         """Return the variables of the training loop, under MXNet's names, for ``BatchEndParam.locals``."""
         return {
             "self": self.module, "epoch": epoch, "nbatch": nbatch, "data_batch": data_batch,

@@ -56,12 +56,12 @@ class Module(BaseModule):
         symbol: Any,
         data_names: Sequence[str] | None = ("data",),
         label_names: Sequence[str] | None = ("softmax_label",),
-        logger: Any = logging,
+        logger: object = logging,
         context: Context | Sequence[Context] | None = None,
         work_load_list: Sequence[float] | None = None,
         fixed_param_names: Sequence[str] | None = None,
         state_names: Sequence[str] | None = None,
-        group2ctxs: Any = None,
+        group2ctxs: object = None,
         compression_params: Any = None,
     ) -> None:
         super().__init__(logger)
@@ -215,7 +215,7 @@ class Module(BaseModule):
             self._arg_params = {name: make_array(group.on_devices(name)[0]) for name in self._param_names}
             self._aux_params = {name: make_array(group.on_devices(name)[0]) for name in self._aux_names}
 
-    def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
+    def reshape(self, data_shapes: object, label_shapes: object = None) -> None:
         """Prepare for batches of other shapes; :meth:`forward` calls this if necessary.
 
         Args:
@@ -246,7 +246,7 @@ class Module(BaseModule):
 
     # -- parameters ------------------------------------------------------------------------------------
 
-    def _init_params(self, initializer: Callable[..., Any] | None, params: InitialParams) -> None:
+    def _init_params(self, initializer: Callable[..., object] | None, params: InitialParams) -> None:
         if self.params_initialized and not params.force_init:
             warnings.warn(
                 "init_params: the parameters are already initialized, so nothing was done: pass force_init=True to "
@@ -333,7 +333,7 @@ class Module(BaseModule):
     # -- the optimizer ---------------------------------------------------------------------------------
 
     def _init_optimizer(
-        self, kvstore: Any, optimizer: Any, optimizer_params: OptimizerParams, force_init: bool
+        self, kvstore: object, optimizer: object, optimizer_params: OptimizerParams, force_init: bool
     ) -> None:
         group = self._executors("init_optimizer")
         store = select_store(kvstore, len(self._contexts), self._param_names)
@@ -345,7 +345,7 @@ class Module(BaseModule):
             self.load_optimizer_states(self._states_to_load)
             self._states_to_load = None
 
-    def _updates_on(self, store: KVStoreBase | None, kvstore: Any) -> bool:
+    def _updates_on(self, store: KVStoreBase | None, kvstore: object) -> bool:
         """Return whether a store, chosen for a ``kvstore`` argument, updates the weights."""
         return is_updated_by_store(store, kvstore, [param.shape for param in self._arg_params.values()])
 
@@ -426,7 +426,7 @@ class Module(BaseModule):
         group = self._prepare_executors("forward", data_batch)
         group.forward(data_batch, self.for_training if is_train is None else is_train)
 
-    def forward_backward(self, data_batch: Any) -> None:
+    def forward_backward(self, data_batch: object) -> None:
         if any(is_replaced(self, name, _PASSES[name]) for name in _PASSES):
             super().forward_backward(data_batch)  # a user's forward or backward
             return

@@ -41,7 +41,7 @@ class ParameterUpdater:
 
     # -- starting --------------------------------------------------------------------------------------
 
-    def start(self, group: ExecutorGroup, compression_params: Any) -> None:
+    def start(self, group: ExecutorGroup, compression_params: object) -> None:
         """Initialize the parameters in the store."""
         store = self.store
         if store is None:
@@ -107,7 +107,7 @@ class ParameterUpdater:
         names = [name for name in with_gradient if name not in self.in_store]
         store._exchange(names, list(map(group.gradients, names)), list(map(group.on_devices, names)))
 
-    def pull_rows(self, group: ExecutorGroup, rows: Mapping[str, Any]) -> None:
+    def pull_rows(self, group: ExecutorGroup, rows: Mapping[str, object]) -> None:
         """Pull rows of row_sparse parameters from the store to every device.
 
         Raises:
@@ -121,7 +121,7 @@ class ParameterUpdater:
                 continue
             self._pull_rows(name, group.on_devices(name), row_ids)
 
-    def _pull_rows(self, name: str, arrays: Sequence[Any], row_ids: Any) -> None:
+    def _pull_rows(self, name: str, arrays: Sequence[object], row_ids: object) -> None:
         assert self.store is not None
         self.store.row_sparse_pull(name, out=list(arrays), priority=-self._numbers[name], row_ids=row_ids)
 
@@ -183,7 +183,7 @@ class ParameterUpdater:
 
 
 def create_optimizer(
-    optimizer: Any, arguments: Mapping[str, Any], rescale_grad: float, names: Sequence[str], symbol: Any
+    optimizer: object, arguments: Mapping[str, object], rescale_grad: float, names: Sequence[str], symbol: object
 ) -> opt.Optimizer:
     """Return the optimizer for the arguments of ``init_optimizer``.
 

@@ -31,7 +31,7 @@ class PythonModule(BaseModule):
         data_names: Sequence[str],
         label_names: Sequence[str] | None,
         output_names: Sequence[str],
-        logger: Any = logging,
+        logger: object = logging,
     ) -> None:
         super().__init__(logger)
         self._data_names = list(data_names)
@@ -82,14 +82,14 @@ class PythonModule(BaseModule):
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         return {}, {}
 
-    def _init_params(self, initializer: Any, params: InitialParams) -> None:
+    def _init_params(self, initializer: object, params: InitialParams) -> None:
         """Mark the parameters as initialized, although the module has no parameters."""
         self.params_initialized = True
 
     def init_optimizer(
         self,
-        kvstore: Any = "local",
-        optimizer: Any = "sgd",
+        kvstore: object = "local",
+        optimizer: object = "sgd",
         optimizer_params: OptimizerParams = (),
         force_init: bool = False,
     ) -> None:
@@ -105,7 +105,7 @@ class PythonModule(BaseModule):
         named_labels = dict(zip(self._label_names or (), labels, strict=False))
         return [(named_labels, dict(zip(self._output_names, self.get_outputs(), strict=False)))]
 
-    def install_monitor(self, mon: Any) -> None:
+    def install_monitor(self, mon: object) -> None:
         """Do nothing: there is no graph to monitor."""
 
 
@@ -134,7 +134,7 @@ class PythonLossModule(PythonModule):
         name: str = "pyloss",
         data_names: Sequence[str] = ("data",),
         label_names: Sequence[str] = ("softmax_label",),
-        logger: Any = logging,
+        logger: object = logging,
         grad_func: Callable[[NDArray, NDArray], Any] | None = None,
     ) -> None:
         super().__init__(data_names, label_names, [f"{name}_output"], logger)

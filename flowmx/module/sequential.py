@@ -30,13 +30,13 @@ class SequentialModule(BaseModule):
     META_TAKE_LABELS = "take_labels"
     META_AUTO_WIRING = "auto_wiring"
 
-    def __init__(self, logger: Any = logging) -> None:
+    def __init__(self, logger: object = logging) -> None:
         super().__init__(logger)
         self._modules: list[BaseModule] = []
         self._metas: list[dict[str, Any]] = []
         self._label_shapes: Any = None
 
-    def add(self, module: BaseModule, **kwargs: Any) -> SequentialModule:
+    def add(self, module: BaseModule, **kwargs: object) -> SequentialModule:
         """Append a module, and return this module for chaining; bind it again afterwards.
 
         Args:
@@ -112,7 +112,7 @@ class SequentialModule(BaseModule):
 
     # -- parameters ------------------------------------------------------------------------------------
 
-    def _init_params(self, initializer: Callable[..., Any] | None, params: InitialParams) -> None:
+    def _init_params(self, initializer: Callable[..., object] | None, params: InitialParams) -> None:
         if self.params_initialized and not params.force_init:
             return
         for module in self._modules:
@@ -148,7 +148,7 @@ class SequentialModule(BaseModule):
     # -- training --------------------------------------------------------------------------------------
 
     def _init_optimizer(
-        self, kvstore: Any, optimizer: Any, optimizer_params: OptimizerParams, force_init: bool
+        self, kvstore: object, optimizer: object, optimizer_params: OptimizerParams, force_init: bool
     ) -> None:
         for module in self._modules:
             module.init_optimizer(kvstore, optimizer, optimizer_params, force_init)
@@ -187,7 +187,7 @@ class SequentialModule(BaseModule):
     def get_input_grads(self, merge_multi_context: bool = True) -> Any:
         return self._first().get_input_grads(merge_multi_context)
 
-    def install_monitor(self, mon: Any) -> None:
+    def install_monitor(self, mon: object) -> None:
         for module in self._modules:
             module.install_monitor(mon)
 

@@ -538,15 +538,15 @@ def _store(bulk: Bulk, leaf: Leaf, total: Cell, target: BaseArray) -> None:
 _dependence_rules: dict[Any, dict[Any, Any]] = {}
 
 
-def _pass_first(F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+def _pass_first(F: object, inputs: object, outputs: object, heads: Any) -> list[Any]:
     return [heads[0], None]
 
 
-def _ones_like(F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+def _ones_like(F: Any, inputs: Any, outputs: object, heads: object) -> list[Any]:
     return [F.ones_like(inputs.unchecked(0))]
 
 
-def _plus(F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+def _plus(F: object, inputs: Any, outputs: object, heads: object) -> list[Any]:
     return [inputs[0] + inputs[1]]
 
 

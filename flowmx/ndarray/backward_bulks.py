@@ -152,7 +152,9 @@ class Bulk:
             self._writes[storage] = None
         return value.handle
 
-    def _add(self, function: Callable[..., None], cells: Sequence[Cell], more: Any, targets: Sequence[Any]) -> None:
+    def _add(
+        self, function: Callable[..., None], cells: Sequence[Cell], more: object, targets: Sequence[object]
+    ) -> None:
         for cell in cells:
             if type(cell) is not Value:
                 self._reads[cast("BaseArray", cell).storage] = None
@@ -212,7 +214,7 @@ def _failure(cell: Cell) -> Failure | None:
     return cell.failure if isinstance(cell, Value) else cell.storage.failure
 
 
-def _fail(failure: Failure, targets: Sequence[Any], op: Operation) -> None:
+def _fail(failure: Failure, targets: Sequence[object], op: Operation) -> None:
     """Assign the failure of a part to all its targets."""
     for target in targets:
         if isinstance(target, Value):

@@ -324,7 +324,7 @@ class Lesson:
         steps: list[Step | Total] = []
         sources: dict[int, tuple[int, int, int]] = {}
 
-        def slot_of(cell: Any) -> int:
+        def slot_of(cell: object) -> int:
             if type(cell) is Value:
                 return self._slots[id(cell)]
             at, place = self._places[id(cell)]

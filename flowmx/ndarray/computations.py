@@ -18,7 +18,7 @@ SHARED_BYTES = 1 << 18
 """Result size in bytes from which a kernel on several cores is faster than a ufunc on one."""
 
 
-def compute(forward: Callable[..., Any], run: Run, inputs: Sequence[BaseArray], outputs: Sequence[BaseArray]) -> Any:
+def compute(forward: Callable[..., object], run: Run, inputs: Sequence[BaseArray], outputs: Sequence[BaseArray]) -> Any:
     """Run an operator's forward on its arrays; returns None, or an awaitable."""
     sources: list[Any] = []
     targets: list[Any] = []
@@ -86,10 +86,10 @@ def forward_of_call(op: Operator, spec: Spec, device: Device, forms: Sequence[Fo
         ufunc, number = direct
 
         # Drop the ufunc's result: it is not an awaitable.
-        def call_ufunc(run: Run, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        def call_ufunc(run: Run, inputs: Sequence[object], outputs: Sequence[object]) -> None:
             ufunc(*inputs, out=outputs[0])
 
-        def call_with_number(run: Run, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        def call_with_number(run: Run, inputs: Sequence[object], outputs: Sequence[object]) -> None:
             ufunc(inputs[0], number, out=outputs[0])
 
         return call_ufunc if number is None else call_with_number
@@ -134,11 +134,13 @@ def _records_calls(op: Operator, device: Device) -> bool:
     return bool(late("ops.kernels.native_steps").can_run_natively(device))
 
 
-def _nothing(run: Run, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def _nothing(run: Run, inputs: Sequence[object], outputs: Sequence[object]) -> None:
     """Compute outputs without elements."""
 
 
-def compute_ufunc(ufunc: Callable[..., Any], operands: tuple[BaseArray, ...], number: Any, result: BaseArray) -> None:
+def compute_ufunc(
+    ufunc: Callable[..., object], operands: tuple[BaseArray, ...], number: object, result: BaseArray
+) -> None:
     """Call a ufunc once, into the result's memory."""
     storage = result.storage
     array = storage.array

@@ -79,7 +79,7 @@ def while_loop(
     return stacked.result(int(max_iterations)), variables[0] if single else variables
 
 
-def cond(pred: Any, then_func: Callable[[], Any], else_func: Callable[[], Any]) -> Any:
+def cond(pred: object, then_func: Callable[[], Any], else_func: Callable[[], Any]) -> Any:
     """Call ``then_func`` if ``pred`` (an array of one element, or a number) is not zero, else ``else_func``.
 
     Blocks until ``pred`` is computed.
@@ -106,7 +106,7 @@ class _Stacked:
         """The number of iterations so far."""
         return len(self._rows)
 
-    def add(self, outputs: Any) -> None:
+    def add(self, outputs: object) -> None:
         """Append the outputs of one iteration."""
         row, self._form = flatten(outputs, NDArray, self._what)
         if self._rows and len(row) != len(self._rows[0]):

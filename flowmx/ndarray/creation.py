@@ -60,7 +60,7 @@ def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> N
     return result
 
 
-def _is_sparse(source: Any) -> bool:
+def _is_sparse(source: object) -> bool:
     """Return whether something is a sparse array of flowmx or SciPy."""
     if isinstance(source, BaseArray):
         return isinstance(source.dims, SparseShape)
@@ -68,7 +68,7 @@ def _is_sparse(source: Any) -> bool:
     return scipy is not None and bool(scipy.issparse(source))
 
 
-def _conversion_error(source: Any, kind: DType, error: Exception) -> Exception:
+def _conversion_error(source: object, kind: DType, error: Exception) -> Exception:
     """Build the error for a source that cannot be converted."""
     text = " ".join(repr(source).split())
     text = text if len(text) <= 60 else f"{text[:57]}..."
@@ -79,7 +79,7 @@ def _conversion_error(source: Any, kind: DType, error: Exception) -> Exception:
 def zeros(
     shape: int | Sequence[int],
     ctx: Context | None = None,
-    dtype: Any = None,
+    dtype: object = None,
     stype: str | None = None,
     *,
     out: NDArray | None = None,
@@ -104,7 +104,7 @@ def zeros(
 
 
 def ones(
-    shape: int | Sequence[int], ctx: Context | None = None, dtype: Any = None, *, out: NDArray | None = None
+    shape: int | Sequence[int], ctx: Context | None = None, dtype: object = None, *, out: NDArray | None = None
 ) -> NDArray:
     """Create an array of ones (float32 by default), with the arguments of :func:`zeros`."""
     return full(shape, 1, ctx, dtype, out)
@@ -117,7 +117,7 @@ def arange(
     repeat: int = 1,
     infer_range: bool | None = None,
     ctx: Context | None = None,
-    dtype: Any = "float32",
+    dtype: object = "float32",
 ) -> NDArray:
     """Create numbers from ``start`` to ``stop`` (excluded) in steps of ``step``; repeat each number ``repeat`` times.
 
@@ -132,7 +132,7 @@ def linspace(
     num: int,
     endpoint: bool = True,
     ctx: Context | None = None,
-    dtype: Any = "float32",
+    dtype: object = "float32",
 ) -> NDArray:
     """Create ``num`` evenly spaced numbers from ``start`` to ``stop`` (excluded if ``endpoint`` is False)."""
     return _create("_linspace", ctx, start=start, stop=stop, num=num, endpoint=endpoint, dtype=dtype)
@@ -145,7 +145,7 @@ def eye(
     return _create("_eye", ctx, out, N=N, M=M, k=k, dtype=as_dtype(dtype))
 
 
-def _create(name: str, ctx: Context | None, out: NDArray | None = None, **parameters: Any) -> NDArray:
+def _create(name: str, ctx: Context | None, out: NDArray | None = None, **parameters: object) -> NDArray:
     return cast("NDArray", invoke(lookup(name).create(**parameters), [], out, on_context(ctx), 3))
 
 
@@ -167,7 +167,7 @@ def as_shape(shape: Any) -> Shape:
     return lengths
 
 
-def zeros_of(stype: str, shape: Shape, ctx: Context | None, dtype: Any) -> NDArray:
+def zeros_of(stype: str, shape: Shape, ctx: Context | None, dtype: object) -> NDArray:
     """Create zeros of a storage type."""
     if stype == "default":
         return full(shape, 0, ctx, dtype)
@@ -179,7 +179,7 @@ def on_context(ctx: Context | None) -> devices.Device:
     return devices.get(devices.current_context() if ctx is None else Context(ctx))
 
 
-def empty(shape: Any, ctx: Context | None = None, dtype: Any = None, stype: str | None = None) -> NDArray:
+def empty(shape: object, ctx: Context | None = None, dtype: Any = None, stype: str | None = None) -> NDArray:
     """Create an array with undefined content; sparse arrays contain zeros."""
     if stype not in (None, "default"):
         return cast("NDArray", late("ndarray.sparse.creation").empty(stype, shape, ctx, dtype))
@@ -188,7 +188,7 @@ def empty(shape: Any, ctx: Context | None = None, dtype: Any = None, stype: str 
     return cast("NDArray", allocate(device, shape, dtype, device.allocate(shape, dtype)))
 
 
-def _fill(target: BaseArray, value: Any) -> None:
+def _fill(target: BaseArray, value: object) -> None:
     target.raw_for_writing()[...] = value
 
 
@@ -217,7 +217,7 @@ def fill_with_zeros(arrays: Iterable[NDArray]) -> None:
         core.push_on(device, _fill_all, (group,), (), storages, _FILL_NAMES[0], size < _SMALL, size, 3)
 
 
-def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, out: NDArray | None = None) -> NDArray:
+def full(shape: Any, val: object, ctx: Context | None = None, dtype: Any = None, out: NDArray | None = None) -> NDArray:
     """Create an array filled with one number."""
     device, kind, shape = on_context(ctx), as_dtype(dtype), as_shape(shape)
     result = cast("NDArray", allocate(device, shape, kind)) if out is None else out

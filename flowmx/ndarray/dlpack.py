@@ -62,7 +62,7 @@ def opened(source: Any) -> np.ndarray[Any, Any]:
     return data.view(ml_dtypes.bfloat16) if is_bfloat16 else data
 
 
-def _dtype_of(capsule: Any) -> Any:
+def _dtype_of(capsule: object) -> Any:
     """Return the code and the bits in a capsule, as writable memory."""
     try:
         name = _name(capsule)
@@ -76,10 +76,10 @@ def _dtype_of(capsule: Any) -> Any:
 class _Capsule:
     """Adapter from a bare DLPack capsule to the object that ``numpy.from_dlpack`` takes."""
 
-    def __init__(self, capsule: Any, device: tuple[int, int]) -> None:
+    def __init__(self, capsule: object, device: tuple[int, int]) -> None:
         self._capsule, self._device = capsule, device
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(self, **options: object) -> Any:
         return self._capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:

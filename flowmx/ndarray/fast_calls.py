@@ -108,7 +108,7 @@ class FastCall:
             record(op.name, gradient, operands, (out,), 1, origin or capture(3), spec.rules)
         return out
 
-    def _remember(self, operands: tuple[BaseArray, ...], device: Device, key: Any) -> tuple[Any, ...]:
+    def _remember(self, operands: tuple[BaseArray, ...], device: Device, key: object) -> tuple[Any, ...]:
         """Bind such calls and remember the result; an empty tuple if they must take the general path."""
         bound = self._bind(operands, device)
         if bound:
@@ -149,7 +149,7 @@ class FastCall:
             return None
         _, forward, run, _ = ready
 
-        def call(*inputs: Any, out: Any) -> None:
+        def call(*inputs: object, out: object) -> None:
             forward(run, inputs, (out,))
 
         return call, None

@@ -22,14 +22,14 @@ from flowmx.ops.registry.operators import Operator, lookup
 _EXTRA = ("out", "name")
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     return isinstance(value, BaseArray)
 
 
 _is_array.__name__ = "an NDArray"
 
 
-def call(cls: type[Operator], args: tuple[Any, ...], kwargs: dict[str, Any], depth: int = 4) -> Any:
+def call(cls: type[Operator], args: tuple[object, ...], kwargs: dict[str, Any], depth: int = 4) -> Any:
     """Call an operator on arrays with the user's arguments."""
     out = kwargs.pop("out", None)
     kwargs.pop("name", None)
@@ -53,7 +53,7 @@ class _Calls:
         self._cls = cls
         self._bound: dict[Any, _BoundCall] = {}
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
         """Call the operator with the user's arguments."""
         arrays: list[BaseArray] = []
         key: list[Any] = []
@@ -89,14 +89,14 @@ class _Calls:
             return fast(*arrays)
         return invoke(op, arrays if order is None else [arrays[at] for at in order], None, None, 4)
 
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> _BoundCall | None:
+    def _bind(self, args: tuple[object, ...], kwargs: dict[str, Any], key: object) -> _BoundCall | None:
         """Bind such calls and cache the result; None if they are unusual or invalid."""
         cls = self._cls
         if "out" in kwargs or "ctx" in cls.parameters or cls.traits.open_ended:
             return None
         placeholders: list[BaseArray] = []  # new ones, since one array may be passed twice
 
-        def placeholder(value: Any) -> Any:
+        def placeholder(value: object) -> Any:
             if isinstance(value, BaseArray):
                 placeholders.append(value := object.__new__(BaseArray))
             return value
@@ -160,13 +160,13 @@ def function_for(name: str) -> Callable[..., Any]:
     calls = _Calls(cls)
     if plain is None or count > 2:
 
-        def function(*args: Any, **kwargs: Any) -> Any:
+        def function(*args: object, **kwargs: object) -> Any:
             return calls(args, kwargs)
 
     else:
         fast = FastCall(plain)
 
-        def function(*args: Any, **kwargs: Any) -> Any:
+        def function(*args: object, **kwargs: object) -> Any:
             # The usual call: only arrays, so there is nothing to sort.
             if kwargs or len(args) != count:
                 return calls(args, kwargs)
@@ -182,7 +182,7 @@ def function_for(name: str) -> Callable[..., Any]:
 _hidden: dict[str, _Calls] = {}
 
 
-def op(name: str, /, *args: Any, **kwargs: Any) -> Any:
+def op(name: str, /, *args: object, **kwargs: object) -> Any:
     """Call an operator by name on arrays."""
     calls = _hidden.get(name)
     if calls is None:

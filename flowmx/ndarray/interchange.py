@@ -58,7 +58,7 @@ class _WritableMemory:
         }
 
 
-def from_dlpack(dlpack: Any) -> NDArray:
+def from_dlpack(dlpack: object) -> NDArray:
     """Create an array on the CPU that shares memory with a DLPack capsule, or an object with ``__dlpack__``.
 
     Raises:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Methods:
     """The operators that are methods of their first input."""
 
-    def transpose(self, *axes: int | Sequence[int] | None, **kwargs: Any) -> NDArray:
+    def transpose(self, *axes: int | Sequence[int] | None, **kwargs: object) -> NDArray:
         """Permute the axes (default: reverse them); ``axes`` are numbers or one tuple."""
         if len(axes) == 1 and isinstance(axes[0], (tuple, list)):
             axes = tuple(axes[0])
@@ -41,7 +41,7 @@ class Methods:
         """Remove axes of length 1 (all, or those passed); with ``inplace`` the result shares this array's memory."""
         return self._reshape_by("squeeze", inplace, axis=axis)
 
-    def _reshape_by(self: Any, name: str, inplace: bool, **parameters: Any) -> Any:
+    def _reshape_by(self: object, name: str, inplace: bool, **parameters: object) -> Any:
         """Call an operator that changes only the shape."""
         if not inplace:
             return functions.op(name, self, **parameters)
@@ -57,7 +57,7 @@ def method_for(name: str) -> Callable[..., Any]:
     cls = lookup(name)
     calls = functions._Calls(cls)
 
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: object, *args: object, **kwargs: object) -> Any:
         return calls((self, *args), kwargs)
 
     calling.set_method_signature(method, cls, name, "flowmx.ndarray", "NDArray", ("out",))

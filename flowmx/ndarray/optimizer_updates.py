@@ -31,7 +31,7 @@ def _by_weight(*lists: Arrays) -> list[NDArray]:
 def adamw_update(
     weight: NDArray, grad: NDArray, mean: NDArray, var: NDArray, rescale_grad: float | NDArray, lr: float, eta: float,
     beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, wd: float = 0, clip_gradient: float = -1,
-    out: Any = None, name: str | None = None, **kwargs: Any,
+    out: object = None, name: str | None = None, **kwargs: object,
 ) -> Any:  # fmt: skip
     """AdamW (Loshchilov and Hutter, 2019): w -= eta · (lr · mean/(√var + epsilon) + wd · w).
 
@@ -46,7 +46,7 @@ def adamw_update(
 def mp_adamw_update(
     weight: NDArray, grad: NDArray, mean: NDArray, var: NDArray, weight32: NDArray, rescale_grad: float | NDArray,
     lr: float, eta: float, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, wd: float = 0,
-    clip_gradient: float = -1, out: Any = None, name: str | None = None, **kwargs: Any,
+    clip_gradient: float = -1, out: object = None, name: str | None = None, **kwargs: object,
 ) -> Any:  # fmt: skip
     """Like :func:`adamw_update`, for a 16-bit weight with a float32 copy; both are updated."""
     return F.op(
@@ -57,7 +57,7 @@ def mp_adamw_update(
 
 def multi_adamw_update(
     weights: Arrays, grads: Arrays, mean: Arrays, var: Arrays, rescale_grad: float | NDArray, lrs: Numbers,
-    wds: Numbers, etas: Numbers, out: Any = None, name: str | None = None, size: int = 0, **kwargs: Any,
+    wds: Numbers, etas: Numbers, out: object = None, name: str | None = None, size: int = 0, **kwargs: object,
 ) -> Any:  # fmt: skip
     """Apply :func:`adamw_update` to many weights, with a rate, decay and eta for each."""
     arrays = [*_by_weight(weights, grads, mean, var), _factor(rescale_grad, weights[0])]
@@ -68,7 +68,8 @@ def multi_adamw_update(
 
 def multi_mp_adamw_update(
     weights: Arrays, grads: Arrays, mean: Arrays, var: Arrays, weights32: Arrays, rescale_grad: float | NDArray,
-    lrs: Numbers, wds: Numbers, etas: Numbers, out: Any = None, name: str | None = None, size: int = 0, **kwargs: Any,
+    lrs: Numbers, wds: Numbers, etas: Numbers, out: object = None, name: str | None = None, size: int = 0,
+    **kwargs: object,
 ) -> Any:  # fmt: skip
     """Apply :func:`mp_adamw_update` to many weights."""
     arrays = [*_by_weight(weights, grads, mean, var, weights32), _factor(rescale_grad, weights[0])]
@@ -80,7 +81,7 @@ def multi_mp_adamw_update(
 
 def multi_lamb_update(
     weights: Arrays, grads: Arrays, mean: Arrays, var: Arrays, step_count: Sequence[int], lrs: Numbers, wds: Numbers,
-    out: Any = None, num_tensors: int = 0, **kwargs: Any,
+    out: object = None, num_tensors: int = 0, **kwargs: object,
 ) -> Any:  # fmt: skip
     """LAMB (You et al., 2019) for many weights, with an update number, a rate and a decay for each."""
     return F.op(
@@ -91,7 +92,7 @@ def multi_lamb_update(
 
 def multi_mp_lamb_update(
     weights: Arrays, grads: Arrays, mean: Arrays, var: Arrays, weights32: Arrays, step_count: Sequence[int],
-    lrs: Numbers, wds: Numbers, out: Any = None, num_tensors: int = 0, **kwargs: Any,
+    lrs: Numbers, wds: Numbers, out: object = None, num_tensors: int = 0, **kwargs: object,
 ) -> Any:  # fmt: skip
     """Apply :func:`multi_lamb_update` to 16-bit weights with float32 copies."""
     return F.op(

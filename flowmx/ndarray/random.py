@@ -22,7 +22,7 @@ Number = float | NDArray
 
 
 def _draw(
-    name: str, numbers: dict[str, Any], shape: Any, dtype: Any, ctx: Context | None, out: NDArray | None
+    name: str, numbers: dict[str, Any], shape: object, dtype: object, ctx: Context | None, out: NDArray | None
 ) -> NDArray:
     """Call ``_random_NAME`` for numbers, ``_sample_NAME`` for arrays."""
     arrays = [isinstance(value, NDArray) for value in numbers.values()]
@@ -41,40 +41,40 @@ def _draw(
 
 
 def uniform(
-    low: Number = 0.0, high: Number = 1.0, shape: Any = None, dtype: Any = None, ctx: Context | None = None,
-    out: NDArray | None = None, **kwargs: Any,
+    low: Number = 0.0, high: Number = 1.0, shape: object = None, dtype: object = None, ctx: Context | None = None,
+    out: NDArray | None = None, **kwargs: object,
 ) -> NDArray:  # fmt: skip
     """Draw from the uniform distribution on [``low``, ``high``)."""
     return _draw("uniform", {"low": low, "high": high}, shape, dtype, ctx, out)
 
 
 def normal(
-    loc: Number = 0.0, scale: Number = 1.0, shape: Any = None, dtype: Any = None, ctx: Context | None = None,
-    out: NDArray | None = None, **kwargs: Any,
+    loc: Number = 0.0, scale: Number = 1.0, shape: object = None, dtype: object = None, ctx: Context | None = None,
+    out: NDArray | None = None, **kwargs: object,
 ) -> NDArray:  # fmt: skip
     """Draw from the normal distribution with mean ``loc`` and standard deviation ``scale``."""
     return _draw("normal", {"loc": loc, "scale": scale}, shape, dtype, ctx, out)
 
 
 def randn(
-    *shape: int, loc: Number = 0.0, scale: Number = 1.0, dtype: Any = None, ctx: Context | None = None,
-    out: NDArray | None = None, **kwargs: Any,
+    *shape: int, loc: Number = 0.0, scale: Number = 1.0, dtype: object = None, ctx: Context | None = None,
+    out: NDArray | None = None, **kwargs: object,
 ) -> NDArray:  # fmt: skip
     """Draw from the normal distribution, with the shape as arguments: ``randn(2, 3)``."""
     return _draw("normal", {"loc": loc, "scale": scale}, shape or kwargs.get("shape"), dtype, ctx, out)
 
 
 def gamma(
-    alpha: Number = 1.0, beta: Number = 1.0, shape: Any = None, dtype: Any = None, ctx: Context | None = None,
-    out: NDArray | None = None, **kwargs: Any,
+    alpha: Number = 1.0, beta: Number = 1.0, shape: object = None, dtype: object = None, ctx: Context | None = None,
+    out: NDArray | None = None, **kwargs: object,
 ) -> NDArray:  # fmt: skip
     """Draw from the gamma distribution with shape ``alpha`` and scale ``beta``."""
     return _draw("gamma", {"alpha": alpha, "beta": beta}, shape, dtype, ctx, out)
 
 
 def exponential(
-    scale: Number = 1.0, shape: Any = None, dtype: Any = None, ctx: Context | None = None,
-    out: NDArray | None = None, **kwargs: Any,
+    scale: Number = 1.0, shape: object = None, dtype: object = None, ctx: Context | None = None,
+    out: NDArray | None = None, **kwargs: object,
 ) -> NDArray:  # fmt: skip
     """Draw from the exponential distribution with mean ``scale``."""
     rate = F.reciprocal(scale) if isinstance(scale, NDArray) else 1.0 / scale
@@ -82,39 +82,43 @@ def exponential(
 
 
 def poisson(
-    lam: Number = 1.0, shape: Any = None, dtype: Any = None, ctx: Context | None = None, out: NDArray | None = None,
-    **kwargs: Any,
+    lam: Number = 1.0, shape: object = None, dtype: object = None, ctx: Context | None = None,
+    out: NDArray | None = None, **kwargs: object,
 ) -> NDArray:  # fmt: skip
     """Draw from the Poisson distribution with mean ``lam``."""
     return _draw("poisson", {"lam": lam}, shape, dtype, ctx, out)
 
 
 def negative_binomial(
-    k: Number = 1, p: Number = 1.0, shape: Any = None, dtype: Any = None, ctx: Context | None = None,
-    out: NDArray | None = None, **kwargs: Any,
+    k: Number = 1, p: Number = 1.0, shape: object = None, dtype: object = None, ctx: Context | None = None,
+    out: NDArray | None = None, **kwargs: object,
 ) -> NDArray:  # fmt: skip
     """Draw from the negative binomial distribution: failures before the ``k``-th success, with probability ``p``."""
     return _draw("negative_binomial", {"k": k, "p": p}, shape, dtype, ctx, out)
 
 
 def generalized_negative_binomial(
-    mu: Number = 1.0, alpha: Number = 1.0, shape: Any = None, dtype: Any = None, ctx: Context | None = None,
-    out: NDArray | None = None, **kwargs: Any,
+    mu: Number = 1.0, alpha: Number = 1.0, shape: object = None, dtype: object = None, ctx: Context | None = None,
+    out: NDArray | None = None, **kwargs: object,
 ) -> NDArray:  # fmt: skip
     """Draw from the negative binomial distribution with mean ``mu`` and dispersion ``alpha``."""
     return _draw("generalized_negative_binomial", {"mu": mu, "alpha": alpha}, shape, dtype, ctx, out)
 
 
 def randint(
-    low: int, high: int, shape: Any = None, dtype: Any = None, ctx: Context | None = None,
-    out: NDArray | None = None, **kwargs: Any,
+    low: int, high: int, shape: object = None, dtype: object = None, ctx: Context | None = None,
+    out: NDArray | None = None, **kwargs: object,
 ) -> NDArray:  # fmt: skip
     """Draw integers uniformly from ``low`` to ``high`` - 1, int32 by default."""
     return _draw("randint", {"low": low, "high": high}, shape, dtype, ctx, out)
 
 
 def bernoulli(
-    prob: Number = 0.5, shape: Any = None, dtype: Any = None, ctx: Context | None = None, out: NDArray | None = None
+    prob: Number = 0.5,
+    shape: object = None,
+    dtype: object = None,
+    ctx: Context | None = None,
+    out: NDArray | None = None,
 ) -> NDArray:
     """Draw 1 with probability ``prob``, else 0.
 
@@ -136,7 +140,12 @@ def bernoulli(
 
 
 def multinomial(
-    data: NDArray, shape: Any = None, get_prob: bool = False, out: Any = None, dtype: Any = "int32", **kwargs: Any
+    data: NDArray,
+    shape: object = None,
+    get_prob: bool = False,
+    out: object = None,
+    dtype: object = "int32",
+    **kwargs: object,
 ) -> Any:
     """Draw class numbers with the probabilities along the last axis of ``data``.
 
@@ -147,7 +156,7 @@ def multinomial(
     )
 
 
-def shuffle(data: NDArray, **kwargs: Any) -> NDArray:
+def shuffle(data: NDArray, **kwargs: object) -> NDArray:
     """Shuffle the data along the first axis."""
     result: NDArray = F.op("_shuffle", data, **kwargs)
     return result

@@ -59,7 +59,7 @@ def record_copy(source: BaseArray, target: BaseArray) -> None:
         )
         return
 
-    def gradient(F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+    def gradient(F: object, inputs: object, outputs: object, heads: Any) -> list[Any]:
         head = heads[0].as_in_context(here.context)
         return _gradient_of_assignment(F, inputs, outputs, [head])
 
@@ -101,7 +101,7 @@ def record_assignment(array: BaseArray, value: Any, target: BaseArray) -> None:
         views.share(array).write(target, entry, origin)
 
 
-def record_choice(array: BaseArray, value: Any, template: str, indexes: Sequence[BaseArray], shape: Shape) -> None:
+def record_choice(array: BaseArray, value: object, template: str, indexes: Sequence[BaseArray], shape: Shape) -> None:
     """Record an assignment to the elements that index arrays select.
 
     Args:
@@ -132,7 +132,7 @@ class _Choice:
         self._values = values
         self.rules: dict[Any, dict[Any, Any]] = {}
 
-    def gradient(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+    def gradient(self, F: Any, inputs: Any, outputs: object, heads: Any) -> list[Any]:
         """Compute the gradients; see :meth:`flowmx.ops.registry.operators.Operator.gradient`."""
         first = 1 + self._values
         indexes = [inputs[at] for at in range(first, len(inputs))]
@@ -148,7 +148,7 @@ class _Choice:
 _choice = lru_cache(1024)(_Choice)
 
 
-def _gradient_of_assignment(F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+def _gradient_of_assignment(F: Any, inputs: Any, outputs: object, heads: Any) -> list[Any]:
     return [_like(F, heads[0], inputs, 0)]
 
 

@@ -296,7 +296,7 @@ ENTRIES = frozenset({TapeNode, Leaf, Further})
 """The types of a :data:`TapeEntry`."""
 
 
-def _handle(saved: Any) -> BaseArray:
+def _handle(saved: object) -> BaseArray:
     return cast("Storage", saved).whole() if isinstance(saved, Variable) else cast("BaseArray", saved)
 
 

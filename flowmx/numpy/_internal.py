@@ -7,7 +7,9 @@ from typing import Any
 __all__ = ["boolean_mask_assign_scalar", "boolean_mask_assign_tensor"]
 
 
-def boolean_mask_assign_scalar(data: Any, mask: Any, value: float, *, start_axis: int = 0, out: Any = None) -> Any:
+def boolean_mask_assign_scalar(
+    data: object, mask: object, value: float, *, start_axis: int = 0, out: object = None
+) -> Any:
     """Set elements to a number where a mask is true. The mask covers the axes of the array from ``start_axis``."""
     return boolean_mask_assign_tensor(data, mask, value, start_axis=start_axis, out=out)
 

@@ -34,7 +34,7 @@ class Arguments(NamedTuple):
     where: Any
 
 
-def normalize(function: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
+def normalize(function: str, args: Sequence[object], kwargs: dict[str, Any]) -> Arguments:
     """Convert the arguments of a call to those that NumPy accepts.
 
     Raises:
@@ -60,7 +60,7 @@ def normalize(function: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Arg
     return Arguments(args, kwargs, out, where)
 
 
-def _pop_out(function: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], Any]:
+def _pop_out(function: str, args: Sequence[object], kwargs: dict[str, Any]) -> tuple[Sequence[Any], Any]:
     """Remove ``out`` from the arguments. Return the positional arguments and ``out``."""
     out = kwargs.pop("out", None)
     ufunc = table.ufunc(function)
@@ -76,10 +76,10 @@ def _pop_out(function: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tupl
 _Change = Callable[[Sequence[Any], dict[str, Any]], tuple[Sequence[Any], dict[str, Any]]]
 
 
-def with_order(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+def with_order(args: Sequence[object], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
     """Convert the order of a norm, which may be a string in MXNet."""
 
-    def number(value: Any) -> Any:
+    def number(value: object) -> Any:
         return {"inf": np.inf, "-inf": -np.inf}.get(value, value) if value.__class__ is str else value
 
     return [number(arg) for arg in args], {name: number(value) for name, value in kwargs.items()}
@@ -91,19 +91,19 @@ def _with_axes(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Sequence[An
     return [args[0], tuple(args[1]), *args[2:]] if is_list else args, kwargs
 
 
-def _with_positions(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+def _with_positions(args: Sequence[object], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
     """Convert floating-point positions as second argument, which MXNet allows, to integers."""
     if len(args) > 1 and isinstance(args[1], BaseArray) and args[1].element_type.kind == "f":
         args = [args[0], args[1].astype("int64"), *args[2:]]
     return args, kwargs
 
 
-def _with_content(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+def _with_content(args: Sequence[object], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
     """Read all arguments except the first, because the shape of the result depends on their content."""
     return [*args[:1], *map(_read_integers, args[1:])], {name: _read_integers(value) for name, value in kwargs.items()}
 
 
-def _with_condition(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+def _with_condition(args: Sequence[object], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
     """Convert the condition before two values to a boolean mask."""
     return [_mask(args[0]), *args[1:]] if len(args) == 3 else args, kwargs
 
@@ -129,14 +129,14 @@ _CHANGES = _changes()
 """The conversions of a function's arguments, in order."""
 
 
-def _mask(where: Any) -> Any:
+def _mask(where: object) -> Any:
     """Convert a mask of numbers to booleans."""
     if isinstance(where, (list, np.ndarray)):
         return wrap(np.asarray(where, bool))
     return where.astype("bool") if isinstance(where, BaseArray) and where.element_type.kind != "b" else where
 
 
-def _read_integers(value: Any) -> Any:
+def _read_integers(value: object) -> Any:
     """Wait for an array of integers or booleans and return its content; return other values unchanged."""
     if isinstance(value, BaseArray) and value.element_type.kind in "biu":
         return value.tolist()
@@ -148,7 +148,7 @@ def _read_integers(value: Any) -> Any:
 _SCALARS = (int, type(None), bool, str)
 
 
-def move_to_positions(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def move_to_positions(names: tuple[str, ...], args: tuple[object, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Return the positional arguments, with array keywords moved to their positions. It changes ``kwargs``."""
     index = len(args)
     if index and (index >= len(names) or kwargs.get(names[index]).__class__ in _SCALARS):

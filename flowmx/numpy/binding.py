@@ -43,7 +43,7 @@ class _Call(NamedTuple):
 
 
 def bind(
-    name: str, function: Callable[..., Any], call: CallForm, inputs: Sequence[Form], outputs: Sequence[Form]
+    name: str, function: Callable[..., object], call: CallForm, inputs: Sequence[Form], outputs: Sequence[Form]
 ) -> Bound | None:
     """Return the bound forward of a call on NumPy arrays, or None if binding does not apply or gains nothing."""
     args = call.args

@@ -46,7 +46,7 @@ class ArgumentSplitter:
         self.arrays: list[BaseArray] = []
         self.key: list[Any] = []
 
-    def split(self, value: Any) -> Any:
+    def split(self, value: object) -> Any:
         """Add an argument and return its representation in the form."""
         kind = value.__class__
         if isinstance(value, np.ndarray):
@@ -75,7 +75,7 @@ class ArgumentSplitter:
 
 
 def call(
-    function: str, args: Sequence[Any], kwargs: dict[str, Any], depth: int = 3, operators: list[Any] | None = None
+    function: str, args: Sequence[object], kwargs: dict[str, Any], depth: int = 3, operators: list[Any] | None = None
 ) -> Any:
     """Enqueue a NumPy function on arrays. Return one array, or a list or tuple as NumPy does.
 
@@ -141,7 +141,7 @@ _SCALAR_FUNCTIONS = table.names("around clip fix flip isneginf isposinf ldexp na
 """Functions besides ufuncs that return a NumPy scalar for a number, as in MXNet."""
 
 
-def _are_numbers(args: Sequence[Any]) -> bool:
+def _are_numbers(args: Sequence[object]) -> bool:
     """Return whether all arguments are numbers, or None after the first."""
     return bool(args) and isinstance(args[0], NUMBERS) and all(x is None or isinstance(x, NUMBERS) for x in args)
 
@@ -156,7 +156,7 @@ def to_context(function: str, array: BaseArray, context: devices.Context) -> Bas
     return moved
 
 
-def _context_of(args: Sequence[Any], kwargs: dict[str, Any]) -> devices.Context | None:
+def _context_of(args: Sequence[object], kwargs: dict[str, Any]) -> devices.Context | None:
     for arg in args:
         if isinstance(arg, BaseArray):
             return arg.context
@@ -164,7 +164,7 @@ def _context_of(args: Sequence[Any], kwargs: dict[str, Any]) -> devices.Context 
     return arrays[0].context if arrays else None
 
 
-def _with_array(function: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+def _with_array(function: str, args: Sequence[object], kwargs: dict[str, Any]) -> list[Any]:
     """Convert the first argument of a call without arrays to an array, or all arguments of an elementwise function."""
     converted = list(args)
     is_elementwise = table.ufunc(function) is not None
@@ -258,7 +258,7 @@ def call_waiting(function: Callable[..., Any] | str, args: Any, kwargs: dict[str
     target = function_of(device.xp, function) if isinstance(function, str) else function
     outcome: list[Any] = []
 
-    def to_host(value: Any) -> Any:
+    def to_host(value: object) -> Any:
         if isinstance(value, BaseArray):
             return value.raw()
         if isinstance(value, (list, tuple)):
@@ -287,7 +287,7 @@ def call_waiting(function: Callable[..., Any] | str, args: Any, kwargs: dict[str
     return result if out is None else write_into(name, result, out, None)
 
 
-def _calls_back(value: Any) -> bool:
+def _calls_back(value: object) -> bool:
     """Return whether arguments contain a user function, such as that of ``apply_along_axis``."""
     if isinstance(value, dict):
         value = list(value.values())
@@ -296,14 +296,14 @@ def _calls_back(value: Any) -> bool:
     return callable(value) and not isinstance(value, (type, np.dtype))
 
 
-def _host_default(value: Any) -> Any:
+def _host_default(value: object) -> Any:
     if isinstance(value, list) or (isinstance(value, tuple) and value and isinstance(value[0], float)):
         content = np.asarray(value)
         return content.astype(default_float()) if content.dtype == np.float64 else content
     return value
 
 
-def _to_arrays(value: Any, device: devices.Device, dtypes: set[DType]) -> Any:
+def _to_arrays(value: object, device: devices.Device, dtypes: set[DType]) -> Any:
     if isinstance(value, (list, tuple)):
         items = [_to_arrays(item, device, dtypes) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
@@ -320,10 +320,10 @@ def _to_arrays(value: Any, device: devices.Device, dtypes: set[DType]) -> Any:
     return core.allocate(device, content.shape, dtype, content, array_class())
 
 
-def refusal(name: str, function: Any = None) -> Callable[..., NoReturn]:
+def refusal(name: str, function: object = None) -> Callable[..., NoReturn]:
     """Return a gradient function that raises an error."""
 
-    def gradient(F: Any, inputs: Any, outputs: Any, heads: Any) -> NoReturn:
+    def gradient(F: object, inputs: object, outputs: object, heads: object) -> NoReturn:
         raise AutogradError(
             f"backward: mx.np.{name} has no gradient; detach() its argument if none is intended, or use functions that "
             "have one (docs/numpy.md lists them)"
@@ -360,7 +360,7 @@ def make_waiting_call(name: str) -> Callable[[Any, dict[str, Any]], Any]:
     return lambda args, kwargs: call_waiting(name, args, kwargs)
 
 
-def _has_integer_positions(args: tuple[Any, ...], arrays: list[BaseArray]) -> bool:
+def _has_integer_positions(args: tuple[object, ...], arrays: list[BaseArray]) -> bool:
     return len(args) > 1 and isinstance(args[1], BaseArray) and args[1].element_type.kind != "f"
 
 
@@ -386,7 +386,7 @@ class Calls:
         self._is_ready = _READY.get(function) if ufunc is None else None
         self._shares = function in view_semantics.SHARING
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
         """Enqueue a call with the user's arguments.
 
         Under ``mx.util.np_views()`` the functions that return views in NumPy return views.
@@ -443,7 +443,7 @@ class Calls:
                 view_semantics.mark_copies(result, arrays[0])
         return result
 
-    def _call_general(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any = None) -> Any:
+    def _call_general(self, args: tuple[object, ...], kwargs: dict[str, Any], key: object = None) -> Any:
         """Enqueue a call without the cache, and cache its operator if there is a key."""
         positional = list(args)
         if kwargs:

@@ -39,7 +39,7 @@ def array_class() -> type[Any]:
     return array_type
 
 
-def to_np(results: Any) -> Any:
+def to_np(results: object) -> Any:
     """Convert results of the engine to arrays of ``mx.np``, in place. They already are if the first input is one."""
     cls = array_class()
     for result in results if isinstance(results, (list, tuple)) else (results,):
@@ -48,7 +48,7 @@ def to_np(results: Any) -> Any:
     return results
 
 
-def to_np_nested(value: Any) -> Any:
+def to_np_nested(value: object) -> Any:
     """Convert new arrays of ``mx.nd``, also in lists, tuples and dicts, to arrays of ``mx.np``."""
     if isinstance(value, BaseArray):
         return to_np(value)
@@ -97,7 +97,7 @@ def wrap(content: Any, context: devices.Context | None = None) -> Any:
     return array
 
 
-def from_host(value: Any, context: devices.Context | None = None) -> Any:
+def from_host(value: object, context: devices.Context | None = None) -> Any:
     """Create an array from numbers, lists of numbers, or a NumPy array, with the default dtypes of ``mx.np``.
 
     Raises:
@@ -116,7 +116,7 @@ def from_host(value: Any, context: devices.Context | None = None) -> Any:
     return wrap(content, context)
 
 
-def arrays_of(value: Any) -> list[BaseArray]:
+def arrays_of(value: object) -> list[BaseArray]:
     """Return all arrays in an argument, also in lists, tuples and dicts."""
     if isinstance(value, BaseArray):
         return [value]

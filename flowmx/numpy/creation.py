@@ -32,7 +32,7 @@ _ARRAYS = BaseArray, list, tuple, np.ndarray
 _LIKE_OPERATORS = {0: lookup("zeros_like").create(), 1: lookup("ones_like").create()}
 
 
-def _context(ctx: Any, device: Any) -> devices.Context | None:
+def _context(ctx: object, device: object) -> devices.Context | None:
     place = ctx if device is None else device
     if place is None or isinstance(place, devices.Context):
         return place
@@ -45,7 +45,7 @@ def _refuse_order(order: str | None) -> None:
         raise NotImplementedError("arrays are stored in C order only, so order must be 'C'")
 
 
-def array(object: Any, dtype: Any = None, ctx: Any = None, *, copy: bool = True, device: Any = None) -> Any:
+def array(object: object, dtype: object = None, ctx: object = None, *, copy: bool = True, device: object = None) -> Any:
     """Create an array with a copy of an array, nested lists or a number.
 
     The default dtype is that of the source if it is an array, else float32.
@@ -63,13 +63,13 @@ def array(object: Any, dtype: Any = None, ctx: Any = None, *, copy: bool = True,
 
 
 def asarray(
-    a: Any,
-    dtype: Any = None,
+    a: object,
+    dtype: object = None,
     order: str | None = None,
     *,
-    device: Any = None,
+    device: object = None,
     copy: bool | None = None,
-    ctx: Any = None,
+    ctx: object = None,
 ) -> Any:
     """Convert a value to an array, by default without a copy if it is one, and in the dtype of its numbers.
 
@@ -115,13 +115,13 @@ def _stack_nested(parts: Any, kind: DType | None, context: devices.Context | Non
 ascontiguousarray = asarray
 
 
-def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:
+def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: object = None) -> Any:
     """Cast an array to another dtype."""
     result = x.astype(dtype, copy=copy)
     return result if device is None else result.to_device(device)
 
 
-def _fill(value: Any, shape: Any, dtype: Any, context: devices.Context | None, out: Any = None) -> Any:
+def _fill(value: Any, shape: object, dtype: object, context: devices.Context | None, out: Any = None) -> Any:
     kind = dtype if isinstance(dtype, np.dtype) else parse_dtype(dtype)
     assert kind is not None
     if out is not None:
@@ -132,7 +132,7 @@ def _fill(value: Any, shape: Any, dtype: Any, context: devices.Context | None, o
     return to_np(classic_full(shape, value, context, kind))
 
 
-def zeros(shape: Any, dtype: Any = None, order: str = "C", ctx: Any = None, *, device: Any = None) -> Any:
+def zeros(shape: object, dtype: object = None, order: str = "C", ctx: object = None, *, device: object = None) -> Any:
     """Create an array of zeros."""
     if dtype is ctx is device is None and order == "C" and not semantics.get().dtype:
         result: Any = classic_full(shape, 0, None, FLOAT32)
@@ -141,12 +141,12 @@ def zeros(shape: Any, dtype: Any = None, order: str = "C", ctx: Any = None, *, d
     return _constant(0, shape, dtype, order, ctx, device)
 
 
-def ones(shape: Any, dtype: Any = None, order: str = "C", ctx: Any = None, *, device: Any = None) -> Any:
+def ones(shape: object, dtype: object = None, order: str = "C", ctx: object = None, *, device: object = None) -> Any:
     """Create an array of ones."""
     return _constant(1, shape, dtype, order, ctx, device)
 
 
-def _constant(value: int, shape: Any, dtype: Any, order: str, ctx: Any, device: Any) -> Any:
+def _constant(value: int, shape: object, dtype: object, order: str, ctx: object, device: object) -> Any:
     """Create an array filled with an integer, float32 by default."""
     if order != "C":
         _refuse_order(order)
@@ -158,14 +158,14 @@ def _constant(value: int, shape: Any, dtype: Any, order: str, ctx: Any, device: 
     return result
 
 
-def empty(shape: Any, dtype: Any = None, order: str = "C", ctx: Any = None, *, device: Any = None) -> Any:
+def empty(shape: object, dtype: object = None, order: str = "C", ctx: object = None, *, device: object = None) -> Any:
     """Create an uninitialized array (filled with zeros)."""
     return zeros(shape, dtype, order, ctx, device=device)
 
 
 def full(
-    shape: Any, fill_value: Any, dtype: Any = None, order: str = "C", ctx: Any = None, out: Any = None, *,
-    device: Any = None,
+    shape: object, fill_value: object, dtype: object = None, order: str = "C", ctx: object = None, out: object = None,
+    *, device: object = None,
 ) -> Any:  # fmt: skip
     """Create an array filled with one value, by default float32 for a number, as in MXNet."""
     _refuse_order(order)
@@ -177,7 +177,7 @@ def full(
     return _fill(fill_value, shape, parse_dtype(dtype) or _dtype_of_number(fill_value), context, out)
 
 
-def _dtype_of_number(value: Any) -> DType:
+def _dtype_of_number(value: object) -> DType:
     if isinstance(value, np.generic):
         return value.dtype
     if isinstance(value, bool) or (isinstance(value, int) and semantics.get().dtype):
@@ -185,7 +185,9 @@ def _dtype_of_number(value: Any) -> DType:
     return default_complex() if isinstance(value, complex) else default_float()
 
 
-def _like(value: Any, a: Any, dtype: Any, ctx: Any, device: Any, shape: Any = None, out: Any = None) -> Any:
+def _like(
+    value: object, a: object, dtype: object, ctx: object, device: object, shape: object = None, out: object = None
+) -> Any:
     a = a if isinstance(a, BaseArray) else asarray(a)
     if dtype is ctx is device is shape is out is None and value in _LIKE_OPERATORS and a.element_type.kind in "fiu":
         return to_np(invoke(_LIKE_OPERATORS[value], [a], depth=4))
@@ -194,14 +196,14 @@ def _like(value: Any, a: Any, dtype: Any, ctx: Any, device: Any, shape: Any = No
 
 
 def zeros_like(
-    a: Any,
-    dtype: Any = None,
+    a: object,
+    dtype: object = None,
     order: str = "C",
-    ctx: Any = None,
-    out: Any = None,
+    ctx: object = None,
+    out: object = None,
     *,
-    device: Any = None,
-    shape: Any = None,
+    device: object = None,
+    shape: object = None,
 ) -> Any:
     """Create an array of zeros with the shape and dtype of another array."""
     _refuse_order(order)
@@ -209,14 +211,14 @@ def zeros_like(
 
 
 def ones_like(
-    a: Any,
-    dtype: Any = None,
+    a: object,
+    dtype: object = None,
     order: str = "C",
-    ctx: Any = None,
-    out: Any = None,
+    ctx: object = None,
+    out: object = None,
     *,
-    device: Any = None,
-    shape: Any = None,
+    device: object = None,
+    shape: object = None,
 ) -> Any:
     """Create an array of ones with the shape and dtype of another array."""
     _refuse_order(order)
@@ -224,7 +226,13 @@ def ones_like(
 
 
 def empty_like(
-    prototype: Any, dtype: Any = None, order: str = "C", subok: bool = False, shape: Any = None, *, device: Any = None
+    prototype: object,
+    dtype: object = None,
+    order: str = "C",
+    subok: bool = False,
+    shape: object = None,
+    *,
+    device: object = None,
 ) -> Any:
     """Create an uninitialized array with the shape and dtype of another array."""
     _refuse_order(order)
@@ -232,8 +240,8 @@ def empty_like(
 
 
 def full_like(
-    a: Any, fill_value: Any, dtype: Any = None, order: str = "C", ctx: Any = None, out: Any = None, *,
-    device: Any = None, shape: Any = None,
+    a: Any, fill_value: Any, dtype: Any = None, order: str = "C", ctx: object = None, out: Any = None, *,
+    device: object = None, shape: Any = None,
 ) -> Any:  # fmt: skip
     """Create an array filled with one value, with the shape and dtype of another array."""
     _refuse_order(order)
@@ -245,7 +253,7 @@ def full_like(
 
 
 def _create_on_host(
-    function: str, args: Any, kwargs: dict[str, Any], dtype: Any, ctx: Any, device: Any, floating: bool
+    function: str, args: Any, kwargs: dict[str, Any], dtype: object, ctx: object, device: object, floating: bool
 ) -> Any:
     """Create an array with a NumPy function of numbers, in the default dtype of ``mx.np``."""
     args = [arg.item() if isinstance(arg, BaseArray) and arg.size == 1 else arg for arg in args]
@@ -263,7 +271,13 @@ def _create_on_host(
 
 
 def arange(
-    start: Any, stop: Any = None, step: Any = 1, dtype: Any = None, ctx: Any = None, *, device: Any = None
+    start: object,
+    stop: object = None,
+    step: object = 1,
+    dtype: object = None,
+    ctx: object = None,
+    *,
+    device: object = None,
 ) -> Any:
     """Return numbers from ``start`` (or 0) up to, excluding, ``stop``; float32 by default."""
     args = (
@@ -288,8 +302,8 @@ def _integer_range(start: Any, stop: Any = None, step: Any = 1, *, kind: DType, 
 
 
 def linspace(
-    start: Any, stop: Any, num: int = 50, endpoint: bool = True, retstep: bool = False, dtype: Any = None,
-    axis: int = 0, ctx: Any = None, *, device: Any = None,
+    start: Any, stop: Any, num: int = 50, endpoint: bool = True, retstep: bool = False, dtype: object = None,
+    axis: int = 0, ctx: object = None, *, device: object = None,
 ) -> Any:  # fmt: skip
     """Return evenly spaced numbers, including ``stop`` if ``endpoint`` is true."""
     kwargs: dict[str, Any] = {"num": num, "endpoint": endpoint, "axis": axis}
@@ -303,83 +317,93 @@ def linspace(
 
 
 def logspace(
-    start: Any, stop: Any, num: int = 50, endpoint: bool = True, base: float = 10.0, dtype: Any = None, axis: int = 0,
-    ctx: Any = None,
+    start: object, stop: object, num: int = 50, endpoint: bool = True, base: float = 10.0, dtype: object = None,
+    axis: int = 0, ctx: object = None,
 ) -> Any:  # fmt: skip
     """Return numbers with a constant ratio, from ``base ** start`` to ``base ** stop``."""
     kwargs = {"num": num, "endpoint": endpoint, "base": base, "axis": axis}
     return _create_on_host("logspace", (start, stop), kwargs, dtype, ctx, None, True)
 
 
-def geomspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: Any = None, ctx: Any = None) -> Any:
+def geomspace(
+    start: object, stop: object, num: int = 50, endpoint: bool = True, dtype: object = None, ctx: object = None
+) -> Any:
     """Return numbers with a constant ratio, from ``start`` to ``stop``."""
     return _create_on_host("geomspace", (start, stop), {"num": num, "endpoint": endpoint}, dtype, ctx, None, True)
 
 
 def eye(
-    N: int, M: int | None = None, /, k: int = 0, dtype: Any = None, ctx: Any = None, *, device: Any = None, **_: Any
+    N: int,
+    M: int | None = None,
+    /,
+    k: int = 0,
+    dtype: object = None,
+    ctx: object = None,
+    *,
+    device: object = None,
+    **_: object,
 ) -> Any:
     """Create a matrix with ones on a diagonal and zeros elsewhere."""
     return _create_on_host("eye", (N, M, k), {}, parse_dtype(dtype) or default_float(), ctx, device, True)
 
 
-def identity(n: int, dtype: Any = None, ctx: Any = None) -> Any:
+def identity(n: int, dtype: object = None, ctx: object = None) -> Any:
     """Create a square matrix with ones on the main diagonal and zeros elsewhere."""
     return eye(n, dtype=dtype, ctx=ctx)
 
 
-def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None, ctx: Any = None) -> Any:
+def tri(N: int, M: int | None = None, k: int = 0, dtype: object = None, ctx: object = None) -> Any:
     """Create a matrix with ones at and below a diagonal and zeros elsewhere."""
     return _create_on_host("tri", (N, M, k), {}, parse_dtype(dtype) or default_float(), ctx, None, True)
 
 
-def indices(dimensions: Any, dtype: Any = None, ctx: Any = None) -> Any:
+def indices(dimensions: object, dtype: object = None, ctx: object = None) -> Any:
     """Return the indices of a grid, one array per axis; int32 by default, as in MXNet."""
     return _create_on_host("indices", (dimensions,), {}, dtype or np.int32, ctx, None, False)
 
 
-def hanning(M: int, dtype: Any = None, ctx: Any = None) -> Any:
+def hanning(M: int, dtype: object = None, ctx: object = None) -> Any:
     """Return the Hanning window of ``M`` points."""
     return _create_on_host("hanning", (M,), {}, dtype, ctx, None, True)
 
 
-def hamming(M: int, dtype: Any = None, ctx: Any = None) -> Any:
+def hamming(M: int, dtype: object = None, ctx: object = None) -> Any:
     """Return the Hamming window of ``M`` points."""
     return _create_on_host("hamming", (M,), {}, dtype, ctx, None, True)
 
 
-def blackman(M: int, dtype: Any = None, ctx: Any = None) -> Any:
+def blackman(M: int, dtype: object = None, ctx: object = None) -> Any:
     """Return the Blackman window of ``M`` points."""
     return _create_on_host("blackman", (M,), {}, dtype, ctx, None, True)
 
 
-def bartlett(M: int, dtype: Any = None, ctx: Any = None) -> Any:
+def bartlett(M: int, dtype: object = None, ctx: object = None) -> Any:
     """Return the Bartlett window of ``M`` points."""
     return _create_on_host("bartlett", (M,), {}, dtype, ctx, None, True)
 
 
-def kaiser(M: int, beta: float, dtype: Any = None, ctx: Any = None) -> Any:
+def kaiser(M: int, beta: float, dtype: object = None, ctx: object = None) -> Any:
     """Return the Kaiser window of ``M`` points."""
     return _create_on_host("kaiser", (M, beta), {}, dtype, ctx, None, True)
 
 
-def tril_indices(n: int, k: int = 0, m: int | None = None, ctx: Any = None) -> Any:
+def tril_indices(n: int, k: int = 0, m: int | None = None, ctx: object = None) -> Any:
     """Return the indices of the elements at and below a diagonal, as a tuple of two arrays."""
     return tuple(wrap(index, _context(ctx, None)) for index in np.tril_indices(n, k, m))
 
 
-def triu_indices(n: int, k: int = 0, m: int | None = None, ctx: Any = None) -> Any:
+def triu_indices(n: int, k: int = 0, m: int | None = None, ctx: object = None) -> Any:
     """Return the indices of the elements at and above a diagonal, as a tuple of two arrays."""
     return tuple(wrap(index, _context(ctx, None)) for index in np.triu_indices(n, k, m))
 
 
-def frombuffer(buffer: Any, dtype: Any = None, count: int = -1, offset: int = 0, ctx: Any = None) -> Any:
+def frombuffer(buffer: Any, dtype: object = None, count: int = -1, offset: int = 0, ctx: Any = None) -> Any:
     """Create an array with a copy of the numbers in a buffer."""
     kind = parse_dtype(dtype) or default_float()
     return wrap(np.frombuffer(buffer, kind, count, offset).copy(), ctx)
 
 
-def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Any:
+def from_dlpack(x: object, /, *, device: object = None, copy: bool | None = None) -> Any:
     """Create an array from another library's array by DLPack. It shares memory that is on the host.
 
     Raises:

@@ -11,12 +11,12 @@ from flowmx.numpy.functions import finder, make_call
 __all__ = ["fftfreq", "rfftfreq"]
 
 
-def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Any:
+def fftfreq(n: int, d: float = 1.0, *, dtype: object = None, device: object = None) -> Any:
     """Return the frequencies of the results of a transform of ``n`` samples with spacing ``d``."""
     return _frequencies("fftfreq", n, d, dtype, device)
 
 
-def rfftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Any:
+def rfftfreq(n: int, d: float = 1.0, *, dtype: object = None, device: object = None) -> Any:
     """Return the frequencies of the results of a real-input transform of ``n`` samples with spacing ``d``."""
     return _frequencies("rfftfreq", n, d, dtype, device)
 

@@ -26,7 +26,7 @@ class Slot(NamedTuple):
     number: int
 
 
-def encode(args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+def encode(args: Sequence[object], kwargs: dict[str, Any]) -> str:
     """Encode a call whose arrays are slots as text.
 
     Raises:
@@ -35,7 +35,7 @@ def encode(args: Sequence[Any], kwargs: dict[str, Any]) -> str:
     return json.dumps([[_encode(arg) for arg in args], {name: _encode(value) for name, value in kwargs.items()}])
 
 
-def _encode(value: Any) -> Any:
+def _encode(value: object) -> Any:
     if isinstance(value, Slot):
         return {"array": value.number}
     if isinstance(value, np.generic):
@@ -67,7 +67,7 @@ _DECODE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _decode(value: Any) -> Any:
+def _decode(value: object) -> Any:
     if isinstance(value, dict):
         ((kind, content),) = value.items()
         return _DECODE[kind](content)
@@ -108,7 +108,7 @@ class Form:
                 arguments[index] = element(arguments[index], dtype)
         return form
 
-    def fill(self, arrays: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    def fill(self, arrays: Sequence[object]) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments with arrays in the slots."""
         if self.flat:
             return list(arrays), self.kwargs
@@ -124,7 +124,7 @@ def _places(form: Form, places: Sequence[int | str]) -> Iterator[tuple[Any, Any]
             yield form.kwargs, place
 
 
-def _fill(value: Any, arrays: Sequence[Any]) -> Any:
+def _fill(value: object, arrays: Sequence[object]) -> Any:
     if isinstance(value, Slot):
         return arrays[value.number]
     if isinstance(value, (list, tuple)):

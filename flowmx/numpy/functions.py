@@ -54,14 +54,14 @@ def make_call(name: str) -> Callable[..., Any]:
     calls_by_form = calls.Calls(target)
     if table.ufunc(target) is None or original.signature is not None or original.nout != 1:
 
-        def function(*args: Any, **kwargs: Any) -> Any:
+        def function(*args: Any, **kwargs: object) -> Any:
             return calls_by_form(args, kwargs)
 
     else:
         floats, others = calls.registered_or_call(target), calls.both_modes(target)
         cls, float_dtypes = conversion.array_class(), conversion.FLOATS
 
-        def function(*args: Any, **kwargs: Any) -> Any:
+        def function(*args: Any, **kwargs: object) -> Any:
             # Fast path for a call with arrays alone.
             if kwargs or len(args) != count or args[0].__class__ is not cls or args[-1].__class__ is not cls:
                 return calls_by_form(args, kwargs)
@@ -82,7 +82,7 @@ def make_blocking(name: str) -> Callable[..., Any]:
     """Create the function of ``mx.np`` that runs a NumPy function as an operation of the engine and waits for it."""
     original = _numpy(name)
 
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: object, **kwargs: object) -> Any:
         return calls.call_waiting(name, args, kwargs)
 
     return _describe(
@@ -97,12 +97,12 @@ def make_host(name: str) -> Callable[..., Any]:
     """Create the function of ``mx.np`` that needs only shapes and dtypes, and returns immediately."""
     original = _numpy(name)
 
-    def placeholder(value: Any) -> Any:
+    def placeholder(value: object) -> Any:
         if isinstance(value, BaseArray):
             return stand_in(value.dims, value.element_type)
         return type(value)([placeholder(item) for item in value]) if isinstance(value, (list, tuple)) else value
 
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: object, **kwargs: object) -> Any:
         return original(
             *[placeholder(arg) for arg in args], **{key: placeholder(value) for key, value in kwargs.items()}
         )

@@ -30,7 +30,7 @@ from flowmx.numpy.table import MOVING
 __all__ = ["ELEMENTWISE", "RULES", "as_head", "call_gradients", "has_gradient", "places_gradient"]
 
 
-def _functions(F: Any) -> Any:
+def _functions(F: object) -> Any:
     """Return the namespace for computing a gradient: of arrays, or of the values of a graph."""
     if isinstance(F, Builder):
         return Functions(F)
@@ -43,7 +43,7 @@ def has_gradient(function: str) -> bool:
     return function in ELEMENTWISE or function in RULES or function in MOVING or function in table.WITHOUT_GRADIENT
 
 
-def call_gradients(op: Any, F: Any, inputs: Any, outputs: Any, heads: Sequence[Any]) -> list[Any]:
+def call_gradients(op: object, F: Any, inputs: Any, outputs: object, heads: Sequence[object]) -> list[Any]:
     """Return the gradients of a call's arrays, like :meth:`flowmx.ops.registry.operators.Operator.gradient`.
 
     Raises:
@@ -203,7 +203,7 @@ class _GraphInputs(Sequence[Any]):
         return value.entry.node in value.builder.needed
 
 
-def _as_np(array: Any) -> Any:
+def _as_np(array: object) -> Any:
     return as_np_value(array) if isinstance(array, Value) else conversion.to_np(array)
 
 

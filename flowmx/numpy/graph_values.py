@@ -50,15 +50,15 @@ class NumPyValue(Value):
         """The number of elements."""
         return math.prod(self.shape)
 
-    def astype(self, dtype: Any) -> Any:
+    def astype(self, dtype: object) -> Any:
         """Cast the elements to another dtype."""
         return as_np_value(self.builder.op("Cast", self, dtype=dtype))
 
-    def reshape(self, shape: Any) -> Any:
+    def reshape(self, shape: object) -> Any:
         """Change the shape."""
         return call(self.builder, "reshape", (self, shape), {})
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         return call(self.builder, "getitem", (self, key), {})
 
     def __neg__(self) -> Any:
@@ -72,7 +72,7 @@ def call(builder: Builder, function: str, args: Any, kwargs: dict[str, Any]) -> 
     function = table.ALIASES.get(function, function)
     inputs: list[Value] = []
 
-    def to_slots(value: Any) -> Any:
+    def to_slots(value: object) -> Any:
         if isinstance(value, Value):
             inputs.append(value)
             return Slot(len(inputs) - 1)

@@ -40,7 +40,7 @@ class __array_namespace_info__:  # noqa: N801  # the standard's name
         """Return the devices of this machine."""
         return [devices.cpu(), *(devices.gpu(index) for index in range(devices.num_gpus()))]
 
-    def default_dtypes(self, *, device: Any = None) -> dict[str, Any]:
+    def default_dtypes(self, *, device: object = None) -> dict[str, Any]:
         """Return the default dtypes of new arrays."""
         return {
             "real floating": default_float(),
@@ -49,21 +49,21 @@ class __array_namespace_info__:  # noqa: N801  # the standard's name
             "indexing": np.dtype(np.int64),
         }
 
-    def dtypes(self, *, device: Any = None, kind: str | tuple[str, ...] | None = None) -> dict[str, Any]:
+    def dtypes(self, *, device: object = None, kind: str | tuple[str, ...] | None = None) -> dict[str, Any]:
         """Return the dtypes of a kind, by name."""
         kinds = tuple(_KINDS) if kind is None else (kind,) if isinstance(kind, str) else kind
         names = [name for kind in kinds for part in _UNIONS.get(kind, (kind,)) for name in _KINDS[part]]
         return {name: np.dtype(name) for name in dict.fromkeys(names)}
 
 
-def _dtype_of(value: Any) -> Any:
+def _dtype_of(value: object) -> Any:
     return value.element_type if isinstance(value, BaseArray) else value
 
 
 class finfo:  # noqa: N801  # NumPy's name
     """The limits of a floating-point dtype or array: the attributes of :class:`numpy.finfo`, as Python numbers."""
 
-    def __init__(self, dtype: Any) -> None:
+    def __init__(self, dtype: object) -> None:
         self._limits = np.finfo(_dtype_of(dtype))
         self.dtype = self._limits.dtype
 
@@ -75,6 +75,6 @@ class finfo:  # noqa: N801  # NumPy's name
         return repr(self._limits)
 
 
-def iinfo(type: Any) -> Any:
+def iinfo(type: object) -> Any:
     """Return the limits of an integer dtype or array."""
     return np.iinfo(_dtype_of(type))

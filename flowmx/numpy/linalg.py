@@ -12,7 +12,7 @@ from flowmx.numpy.functions import finder, make_blocking, make_call
 _svd = make_call("linalg.svd")
 
 
-def svd(a: Any, full_matrices: bool = False, compute_uv: bool = True, hermitian: bool = False) -> Any:
+def svd(a: object, full_matrices: bool = False, compute_uv: bool = True, hermitian: bool = False) -> Any:
     """Compute the singular value decomposition, as :func:`numpy.linalg.svd`.
 
     By default, as in MXNet, ``full_matrices`` is False: both sides have as many vectors as there are singular values.

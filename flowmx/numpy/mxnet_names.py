@@ -68,7 +68,7 @@ _IGNORED = table.names("""
 _STRING_PARAMETERS = frozenset(["subscripts", "mode", "UPLO", "interpolation", "order", "ctx", "msg"])
 
 
-def _row(name: str, text: str, required: str = "", excluded: str = "", **constants: Any) -> Row:
+def _row(name: str, text: str, required: str = "", excluded: str = "", **constants: object) -> Row:
     template: Any = ast.parse(text, mode="eval").body
     function = ast.unparse(template.func)
     return Row(
@@ -243,7 +243,7 @@ _ALIASES = {
 # -- from a node of a symbol file to the call -------------------------------------------------------------------------
 
 
-def parse_value(name: str, value: Any) -> Any:
+def parse_value(name: str, value: object) -> Any:
     """Parse the text of a parameter.
 
     Raises:
@@ -262,7 +262,7 @@ def parse_value(name: str, value: Any) -> Any:
     return _tuples(parsed)
 
 
-def _tuples(value: Any) -> Any:
+def _tuples(value: object) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, (list, tuple)) else value
 
 
@@ -323,7 +323,7 @@ def _parse_parameters(name: str, texts: Parameters) -> dict[str, Any]:
     return parameters
 
 
-def count_outputs(function: str, args: Sequence[Any], kwargs: Parameters, count: int) -> int:
+def count_outputs(function: str, args: Sequence[object], kwargs: Parameters, count: int) -> int:
     """Return the number of results of a call.
 
     Raises:
@@ -373,7 +373,7 @@ class _MXNetOperator:
         return name in cls.parameter_names or name in _IGNORED
 
     @classmethod
-    def create(cls, /, **attributes: Any) -> Operator:
+    def create(cls, /, **attributes: object) -> Operator:
         """Create the operator from MXNet's parameters, or from a form (in graph passes).
 
         Raises:
@@ -443,7 +443,7 @@ def _random_operator(name: str) -> type[Operator]:
             return name in (*names, "size", "dtype") or name in _IGNORED
 
         @classmethod
-        def create(cls, /, **attributes: Any) -> Operator:
+        def create(cls, /, **attributes: object) -> Operator:
             if "form" in attributes:
                 return super().create(**attributes)
             parameters = {key: parse_value(key, value) for key, value in attributes.items()}
@@ -484,7 +484,7 @@ _READ_ONLY_ALIASES = frozenset(
 
 
 def find_named_call(
-    function: str, args: Sequence[Any], kwargs: Parameters, is_input: Callable[[Any], bool]
+    function: str, args: Sequence[object], kwargs: Parameters, is_input: Callable[[Any], bool]
 ) -> tuple[str, dict[str, str], list[Any]] | None:
     """Return MXNet's operator for a NumPy call (name, parameters as text, inputs), or None.
 
@@ -581,7 +581,7 @@ class _TemplateMatcher:
             return None
         return {key: _text(value) for key, value in parameters.items()}, self.inputs
 
-    def _takes(self, node: ast.expr, value: Any) -> bool:
+    def _takes(self, node: ast.expr, value: object) -> bool:
         if isinstance(node, ast.Name) and node.id == "_":
             if self._is_input(value):
                 self.inputs.append(value)
@@ -624,19 +624,19 @@ class _TemplateMatcher:
         return isinstance(value, (int, float, str, tuple, list, np.integer))
 
 
-def _has_input(value: Any, is_input: Callable[[Any], bool]) -> bool:
+def _has_input(value: object, is_input: Callable[[Any], bool]) -> bool:
     if isinstance(value, (list, tuple)):
         return any(_has_input(item, is_input) for item in value)
     return is_input(value)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, (np.dtype, type)):
         return np.dtype(value).name
     return str(_to_plain(value))
 
 
-def _to_plain(value: Any) -> Any:
+def _to_plain(value: object) -> Any:
     """Convert lists to tuples, and NumPy scalars to Python numbers."""
     if isinstance(value, (list, tuple)):
         return tuple(_to_plain(item) for item in value) if value else value

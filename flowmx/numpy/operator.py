@@ -93,7 +93,7 @@ def _ldexp(xp: Any, x1: Any, x2: Any) -> Any:
 
 
 def _window(name: str) -> Callable[..., Any]:
-    def window(xp: Any, M: int, *args: Any, dtype: DType | None = None) -> Any:
+    def window(xp: object, M: int, *args: object, dtype: DType | None = None) -> Any:
         samples = getattr(xp, name)(M, *args)
         return samples if dtype is None else samples.astype(dtype)
 
@@ -215,7 +215,7 @@ def _complete_product_shapes(one: Any, other: Any) -> list[Any]:
     return [one, other]
 
 
-def as_list(results: Any) -> list[Any]:
+def as_list(results: object) -> list[Any]:
     """Return the results of a function as a list, also a single result."""
     return list(results) if isinstance(results, (list, tuple)) else [results]
 
@@ -373,7 +373,7 @@ class NumPyCall(CallOperator, hidden=True, typed_by_shapes=True):
                 raise ShapeError(f"{self.function}: the result has shape {result.shape}, expected {out.shape}")
             out[...] = result
 
-    def bound(self, xp: Any, inputs: Sequence[Form], outputs: Sequence[Form]) -> Bound | None:
+    def bound(self, xp: object, inputs: Sequence[Form], outputs: Sequence[Form]) -> Bound | None:
         """Return the bound forward of the equivalent operator of the registry, or of the NumPy call."""
         if xp is not np or not inputs:
             return None
@@ -426,7 +426,7 @@ class NumPyCall(CallOperator, hidden=True, typed_by_shapes=True):
             return None if axis is None else lookup("Concat").create(num_args=self.num_args, dim=axis)
         return None
 
-    def as_ufunc(self, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
+    def as_ufunc(self, xp: object, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
         if self.num_outputs != 1 or self.call.kwargs or table.ufunc(self.function) is None:
             return None
         function, args = function_of(xp, self.function), self.make_call([dtype] * self.num_args).args
@@ -441,7 +441,7 @@ class NumPyCall(CallOperator, hidden=True, typed_by_shapes=True):
         number = args[0]
         return (lambda x, _, out: function(number, x, out=out)), number
 
-    def gradient(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> Any:
+    def gradient(self, F: object, inputs: object, outputs: object, heads: object) -> Any:
         return late("numpy.gradients").call_gradients(self, F, inputs, outputs, heads)
 
 
@@ -497,7 +497,7 @@ class NumPyPlaces(CallOperator, hidden=True):
         value: Array = xp.concatenate([result.ravel() for result in results])
         return value
 
-    def gradient(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> Any:
+    def gradient(self, F: object, inputs: object, outputs: object, heads: object) -> Any:
         return late("numpy.gradients").places_gradient(self, F, inputs, heads)
 
 
@@ -521,7 +521,7 @@ class NumPyDynamicCall(CallOperator, hidden=True, dynamic=True, no_gradient=True
     def infer_type(self, dtypes: list[DType | None]) -> Any:
         return dtypes, [None] * self.num_outputs
 
-    def compute_eagerly(self, F: Any, inputs: Sequence[Any]) -> Any:
+    def compute_eagerly(self, F: object, inputs: Sequence[Any]) -> Any:
         args, kwargs = self.call.fill([value.as_np_ndarray() for value in inputs])
         results = late("numpy.calls").call_waiting(self.function, args, kwargs)
         return results if isinstance(results, (list, tuple)) and len(results) > 1 else as_list(results)[0]

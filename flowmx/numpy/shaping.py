@@ -51,7 +51,13 @@ def _as_lengths(shape: Any) -> Any:
 
 
 def sort(
-    a: Any, axis: int | None = -1, kind: Any = None, order: Any = None, *, descending: bool = False, stable: bool = True
+    a: object,
+    axis: int | None = -1,
+    kind: object = None,
+    order: object = None,
+    *,
+    descending: bool = False,
+    stable: bool = True,
 ) -> Any:
     """Return a sorted copy, along an axis, or of the flattened array if ``axis`` is None."""
     del kind, order, stable  # equal numbers are indistinguishable
@@ -62,7 +68,13 @@ def sort(
 
 
 def argsort(
-    a: Any, axis: int | None = -1, kind: Any = None, order: Any = None, *, descending: bool = False, stable: bool = True
+    a: object,
+    axis: int | None = -1,
+    kind: object = None,
+    order: object = None,
+    *,
+    descending: bool = False,
+    stable: bool = True,
 ) -> Any:
     """Return the int64 positions that sort an array along an axis, or the flattened array if ``axis`` is None."""
     del kind, order
@@ -76,28 +88,30 @@ def argsort(
     return positions.shape[along] - 1 - positions
 
 
-def clip(a: Any, min: Any = None, max: Any = None, out: Any = None, *, a_min: Any = None, a_max: Any = None) -> Any:
+def clip(
+    a: object, min: object = None, max: object = None, out: object = None, *, a_min: object = None, a_max: object = None
+) -> Any:
     """Return the elements limited to the range from ``min`` to ``max``."""
     bounds = (a_min if min is None else min, a_max if max is None else max)
     return _clip((a, *bounds), {"out": out})
 
 
-def meshgrid(*xi: Any, indexing: str = "xy", copy: bool = True, sparse: bool = False) -> Any:
+def meshgrid(*xi: object, indexing: str = "xy", copy: bool = True, sparse: bool = False) -> Any:
     """Return a list of the coordinate matrices of coordinate vectors."""
     return list(calls.call("meshgrid", xi, {"indexing": indexing, "sparse": sparse})) if xi else []
 
 
-def broadcast_arrays(*args: Any) -> Any:
+def broadcast_arrays(*args: object) -> Any:
     """Return a list of the arrays, broadcast to their common shape."""
     return list(calls.call("broadcast_arrays", args, {})) if args else []
 
 
-def msort(a: Any) -> Any:
+def msort(a: object) -> Any:
     """Return a copy sorted along the first axis."""
     return calls.call("sort", (a,), {"axis": 0})
 
 
-def shares_memory(a: Any, b: Any, max_work: int | None = None) -> bool:
+def shares_memory(a: object, b: object, max_work: int | None = None) -> bool:
     """Return whether two arrays have a byte of memory in common."""
     if not (isinstance(a, BaseArray) and isinstance(b, BaseArray)) or a.storage is not b.storage:
         return False

@@ -73,7 +73,7 @@ class NumPySymbol(Symbol):
         """The array with its axes reversed."""
         return call("transpose", (self,), {})
 
-    def reshape(self, *shape: Any, **kwargs: Any) -> Any:
+    def reshape(self, *shape: object, **kwargs: object) -> Any:
         """Change the shape, given as integers or one tuple; -1 infers one length."""
         lengths = kwargs.get("newshape", kwargs.get("shape", shape[0] if len(shape) == 1 else shape))
         return call("reshape", (self, lengths), {})
@@ -83,13 +83,13 @@ class NumPySymbol(Symbol):
         order = kwargs.get("axes", axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes or None)
         return call("transpose", (self,) if order is None else (self, tuple(order)), {})
 
-    def flatten(self, order: str = "C", **_: Any) -> Any:  # type: ignore[override]
+    def flatten(self, order: str = "C", **_: object) -> Any:  # type: ignore[override]
         """Flatten to one axis."""
         return self.reshape(-1)
 
     ravel = flatten
 
-    def astype(self, dtype: Any, **_: Any) -> Any:
+    def astype(self, dtype: object, **_: object) -> Any:
         """Cast the elements to another dtype."""
         return as_np(classic.op("Cast", self, dtype=parse_dtype(dtype)))
 
@@ -118,7 +118,7 @@ def as_nd(symbol: Symbol) -> Symbol:
     return Symbol(symbol.entries)
 
 
-def _slice(symbol: Symbol, key: tuple[Any, ...]) -> Any:
+def _slice(symbol: Symbol, key: tuple[object, ...]) -> Any:
     """Compose indexing by integers and slices as a slice and a reshape, as MXNet does; None for other keys."""
     begin: list[Any] = []
     end: list[Any] = []
@@ -147,7 +147,7 @@ def _parts(key: slice) -> tuple[Any, Any, Any]:
 # -- calls -----------------------------------------------------------------------------------------------------
 
 
-def _is_symbol(value: Any) -> bool:
+def _is_symbol(value: object) -> bool:
     return isinstance(value, Symbol)
 
 
@@ -205,11 +205,11 @@ _COMPOSED_OF_OTHERS: dict[str, Callable[..., Any]] = {
 
 
 def _extract_inputs(
-    function: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    function: str, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> tuple[str, dict[str, Any], list[Any]]:
     inputs: list[Symbol] = []
 
-    def to_slots(value: Any) -> Any:
+    def to_slots(value: object) -> Any:
         if isinstance(value, Symbol):
             inputs.append(value)
             return Slot(len(inputs) - 1)
@@ -249,7 +249,7 @@ _CREATION = table.names("""
 """Functions that create arrays from numbers alone, float32 by default."""
 
 
-def _call_own(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call_own(name: str, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
     """Compose a call of a function that ``mx.np`` implements itself, as a call of NumPy's function."""
     signature = _signature(name)
     assert signature is not None
@@ -307,7 +307,7 @@ def _function(name: str) -> Callable[..., Any]:
     target = table.ALIASES.get(name, name)
     signature = _signature(name.rpartition(".")[2]) if "." not in name else None
 
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: object, **kwargs: Any) -> Any:
         if signature is not None:
             return _call_own(name, args, kwargs)
         label = kwargs.pop("name", None)
@@ -325,7 +325,7 @@ def _function(name: str) -> Callable[..., Any]:
 class _Module:
     """A module of symbol functions, each created at first access."""
 
-    def __init__(self, name: str, names: Iterable[str], make: Callable[[str], Any], **others: Any) -> None:
+    def __init__(self, name: str, names: Iterable[str], make: Callable[[str], Any], **others: object) -> None:
         self.__name__ = name
         self.__dict__.update(others)
         self._names, self._make = frozenset(names), make
@@ -387,7 +387,7 @@ def _random_function(name: str) -> Callable[..., Any]:
     return function
 
 
-def _split_inputs(values: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+def _split_inputs(values: Iterable[object]) -> tuple[list[Any], list[Any]]:
     """Return the symbols among values, and the values with slots in place of symbols."""
     values = list(values)
     numbers = iter(range(len(values)))
@@ -396,7 +396,13 @@ def _split_inputs(values: Iterable[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _randint(
-    low: Any, high: Any = None, size: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None, **kwargs: Any
+    low: object,
+    high: object = None,
+    size: Any = None,
+    dtype: object = None,
+    ctx: object = None,
+    out: object = None,
+    **kwargs: Any,
 ) -> Any:
     low, high = (0, low) if high is None else (low, high)
     size = () if size is None else (size,) if isinstance(size, int) else tuple(size)
@@ -407,7 +413,9 @@ def _randint(
     return _compose("_np_random", parameters, [], kwargs.get("name"))
 
 
-def _choice(a: Any, size: Any = None, replace: bool = True, p: Any = None, ctx: Any = None, **kwargs: Any) -> Any:
+def _choice(
+    a: object, size: object = None, replace: bool = True, p: object = None, ctx: object = None, **kwargs: Any
+) -> Any:
     """Draw elements of a symbol, or integers below ``a``, with the probabilities ``p``."""
     size = (size,) if isinstance(size, int) else size
     inputs, slots = _split_inputs((a, p))
@@ -419,7 +427,9 @@ def _choice(a: Any, size: Any = None, replace: bool = True, p: Any = None, ctx: 
 
 
 def _batch(method: str) -> Callable[..., Any]:
-    def function(one: Any = 0.0, other: Any = 1.0, batch_shape: Any = None, dtype: Any = None, **kwargs: Any) -> Any:
+    def function(
+        one: object = 0.0, other: object = 1.0, batch_shape: Any = None, dtype: object = None, **kwargs: Any
+    ) -> Any:
         size = () if batch_shape is None else (batch_shape,) if isinstance(batch_shape, int) else tuple(batch_shape)
         inputs, slots = _split_inputs((one, other))
         parameters = {
@@ -432,7 +442,13 @@ def _batch(method: str) -> Callable[..., Any]:
 
 
 def _bernoulli(
-    prob: Any = None, logit: Any = None, size: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None, **_: Any
+    prob: Any = None,
+    logit: Any = None,
+    size: Any = None,
+    dtype: object = None,
+    ctx: object = None,
+    out: object = None,
+    **_: object,
 ) -> Any:
     if (prob is None) == (logit is None):
         raise ValueError("bernoulli: expected exactly one of prob and logit")
@@ -445,7 +461,7 @@ def _bernoulli(
     return _compose("_npi_bernoulli", texts, [value for value in (prob, logit) if _is_symbol(value)], None)
 
 
-def _compose(name: str, parameters: Mapping[str, Any], inputs: Sequence[Symbol], label: str | None) -> Any:
+def _compose(name: str, parameters: Mapping[str, object], inputs: Sequence[Symbol], label: str | None) -> Any:
     places = [f"arg{index}" for index in range(len(inputs))]
     return as_np(compose(lookup(name), dict(zip(places, inputs, strict=True)), parameters, label, None, name))
 
@@ -495,7 +511,7 @@ def npx_functions() -> Any:
             return lambda x, **kwargs: call("argwhere", (x,), {})
         operator = numpy_extension.TABLE[name]
 
-        def function(*args: Any, **kwargs: Any) -> Any:
+        def function(*args: object, **kwargs: object) -> Any:
             symbol = classic.op(operator, *args, **kwargs)
             return [NumPySymbol([entry]) for entry in symbol.entries] if len(symbol) > 1 else as_np(symbol)
 
@@ -519,7 +535,7 @@ def npx_functions() -> Any:
     )
 
 
-def _npx_reshape(a: Symbol, newshape: Any, reverse: bool = False, order: str = "C", **kwargs: Any) -> Any:
+def _npx_reshape(a: Symbol, newshape: Any, reverse: bool = False, order: str = "C", **kwargs: object) -> Any:
     """Change the shape by the codes of ``npx.reshape``."""
     codes = (newshape,) if isinstance(newshape, int) else tuple(newshape)
     return as_np(classic.op("_npx_reshape", a, newshape=codes, reverse=reverse, order=order, **kwargs))
@@ -531,7 +547,7 @@ _OPERANDS = (int, float, np.generic, Symbol)
 
 
 def _binary(function: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
-    def method(self: Any, other: Any) -> Any:
+    def method(self: object, other: object) -> Any:
         if not isinstance(other, _OPERANDS):
             return NotImplemented
         other = other.item() if isinstance(other, np.generic) else other
@@ -555,7 +571,7 @@ for _name, _function_name in {
 def _method(name: str) -> Callable[..., Any]:
     function = _function(name)
 
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: object, *args: object, **kwargs: object) -> Any:
         return function(self, *args, **kwargs)
 
     method.__name__, method.__qualname__ = name, f"NumPySymbol.{name}"

@@ -37,7 +37,7 @@ def origin_of(storage: Storage) -> Any:
     return weakref.ref(storage), before
 
 
-def mark_copies(results: Any, array: BaseArray) -> None:
+def mark_copies(results: object, array: BaseArray) -> None:
     """Record that results are copies that would be views of an array in NumPy."""
     chain = origin_of(array.storage)
     for result in results if isinstance(results, (list, tuple)) else (results,):

@@ -15,7 +15,7 @@ def __getattr__(name: str) -> Any:
     if not callable(original) or name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: object, **kwargs: object) -> Any:
         return _conversion.to_np_nested(original(*args, **kwargs))
 
     function.__name__ = function.__qualname__ = name

@@ -19,7 +19,12 @@ def seed(seed: int, ctx: Any = "all") -> None:
 
 
 def bernoulli(
-    prob: Any = None, logit: Any = None, size: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None
+    prob: object = None,
+    logit: object = None,
+    size: object = None,
+    dtype: object = None,
+    ctx: object = None,
+    out: object = None,
 ) -> Any:
     """Draw ones with the probability ``prob`` or the log-odds ``logit``, else zeros.
 
@@ -34,17 +39,21 @@ def bernoulli(
     return _random._draw("bernoulli", (prob,), size, kind, ctx, out)
 
 
-def uniform_n(low: Any = 0.0, high: Any = 1.0, batch_shape: Any = None, dtype: Any = None, ctx: Any = None) -> Any:
+def uniform_n(
+    low: object = 0.0, high: object = 1.0, batch_shape: object = None, dtype: object = None, ctx: object = None
+) -> Any:
     """Draw uniform numbers: ``batch_shape`` numbers for each element of the parameters. The batch axes come first."""
     return _batch("uniform", low, high, batch_shape, dtype, ctx)
 
 
-def normal_n(loc: Any = 0.0, scale: Any = 1.0, batch_shape: Any = None, dtype: Any = None, ctx: Any = None) -> Any:
+def normal_n(
+    loc: object = 0.0, scale: object = 1.0, batch_shape: object = None, dtype: object = None, ctx: object = None
+) -> Any:
     """Draw normal numbers: ``batch_shape`` numbers for each element of the parameters. The batch axes come first."""
     return _batch("normal", loc, scale, batch_shape, dtype, ctx)
 
 
-def _batch(name: str, one: Any, other: Any, batch_shape: Any, dtype: Any, ctx: Any) -> Any:
+def _batch(name: str, one: object, other: object, batch_shape: Any, dtype: object, ctx: object) -> Any:
     event = np.broadcast_shapes(*(getattr(parameter, "shape", ()) for parameter in (one, other)))
     batch = () if batch_shape is None else (batch_shape,) if isinstance(batch_shape, int) else tuple(batch_shape)
     return getattr(_random, name)(one, other, (*batch, *event) or None, dtype, ctx)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flowmx.ndarray import NDArray
 from flowmx.optimizer.base_optimizer import Index, State, register, zeros_like
 from flowmx.optimizer.fused_optimizer import Call, FusedOptimizer
@@ -28,7 +26,7 @@ class AdaGrad(FusedOptimizer):
 
     by_rows = True
 
-    def __init__(self, eps: float = 1e-7, **kwargs: Any) -> None:
+    def __init__(self, eps: float = 1e-7, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.float_stable_eps = eps
 
@@ -57,7 +55,7 @@ class AdaDelta(FusedOptimizer):
         **kwargs: as for :class:`Optimizer`; the learning rate is ignored.
     """
 
-    def __init__(self, rho: float = 0.90, epsilon: float = 1e-5, **kwargs: Any) -> None:
+    def __init__(self, rho: float = 0.90, epsilon: float = 1e-5, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.rho = rho
         self.epsilon = epsilon
@@ -94,7 +92,7 @@ class RMSProp(FusedOptimizer):
         epsilon: float = 1e-8,
         centered: bool = False,
         clip_weights: float | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.gamma1 = gamma1

@@ -18,7 +18,7 @@ __all__ = ["AdaBelief", "Adam", "AdamW", "Adamax", "Nadam"]
 class _Moments(FusedOptimizer):
     """An optimizer with the first and a second moment of the gradient as its state."""
 
-    def __init__(self, learning_rate: float, beta1: float, beta2: float, **kwargs: Any) -> None:
+    def __init__(self, learning_rate: float, beta1: float, beta2: float, **kwargs: object) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.beta1 = beta1
         self.beta2 = beta2
@@ -26,7 +26,7 @@ class _Moments(FusedOptimizer):
     def create_state(self, index: Index, weight: NDArray) -> State:
         return (zeros_like(weight), zeros_like(weight))
 
-    def moments(self, operator: str, state: State, **parameters: Any) -> Call:
+    def moments(self, operator: str, state: State, **parameters: object) -> Call:
         """Return the call of an operator that takes both decays."""
         return Call(operator, tuple(state), self.arguments(beta1=self.beta1, beta2=self.beta2, **parameters))
 
@@ -64,7 +64,7 @@ class Adam(_Moments):
         beta2: float = 0.999,
         epsilon: float = 1e-8,
         lazy_update: bool = True,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, **kwargs)
         self.epsilon = epsilon
@@ -95,7 +95,7 @@ class _BiasCorrected(_Moments):
         epsilon: float = 1e-6,
         correct_bias: bool = True,
         use_fused_step: bool = True,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, **kwargs)
         self.epsilon = epsilon
@@ -176,7 +176,9 @@ class Adamax(_Moments):
         **kwargs: as for :class:`Optimizer`.
     """
 
-    def __init__(self, learning_rate: float = 0.002, beta1: float = 0.9, beta2: float = 0.999, **kwargs: Any) -> None:
+    def __init__(
+        self, learning_rate: float = 0.002, beta1: float = 0.9, beta2: float = 0.999, **kwargs: object
+    ) -> None:
         super().__init__(learning_rate, beta1, beta2, **kwargs)
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
@@ -205,7 +207,7 @@ class Nadam(_Moments):
         beta2: float = 0.999,
         epsilon: float = 1e-8,
         schedule_decay: float = 0.004,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, **kwargs)
         self.epsilon = epsilon

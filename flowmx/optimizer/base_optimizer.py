@@ -75,7 +75,7 @@ class Optimizer(RecordsArguments):
         begin_num_update: int = 0,
         multi_precision: bool = False,
         param_dict: Mapping[Index, Any] | None = None,
-        **unknown: Any,
+        **unknown: object,
     ) -> None:
         refuse_unknown(type(self), unknown)
         if param_idx2name is not None and not isinstance(param_idx2name, Mapping):
@@ -141,7 +141,7 @@ class Optimizer(RecordsArguments):
         """
         raise NotImplementedError(f"{type(self).__name__} must implement step() or update()")
 
-    def arguments(self, **parameters: Any) -> dict[str, Any]:
+    def arguments(self, **parameters: object) -> dict[str, Any]:
         """Return the arguments of an update operator: ``parameters`` and those common to all update operators."""
         parameters["rescale_grad"] = self.rescale_grad
         if self.clip_gradient:
@@ -164,7 +164,7 @@ class Optimizer(RecordsArguments):
 
     # -- updating --------------------------------------------------------------------------------------
 
-    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+    def update(self, index: object, weight: object, grad: object, state: object) -> None:
         """Update a weight, or a list of weights, in place.
 
         Args:
@@ -196,7 +196,7 @@ class Optimizer(RecordsArguments):
             )
         return self.create_state(index, weight)
 
-    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+    def update_multi_precision(self, index: object, weight: object, grad: object, state: object) -> None:
         """Update a weight or a list of weights; a 16-bit weight is updated through its float32 copy.
 
         Args:
@@ -217,7 +217,7 @@ class Optimizer(RecordsArguments):
         """Return whether updates go through a float32 copy of the weight."""
         return self.multi_precision and _is_half(weight)
 
-    def _update_count(self, index: Any) -> None:
+    def _update_count(self, index: object) -> None:
         counts, begin, most = self._index_update_count, self.begin_num_update, self.num_update
         for i in index if isinstance(index, (list, tuple)) else (index,):
             counts[i] = count = counts.get(i, begin) + 1
@@ -378,7 +378,7 @@ class Optimizer(RecordsArguments):
         return registry.register(klass)
 
     @staticmethod
-    def create_optimizer(name: str, **kwargs: Any) -> Optimizer:
+    def create_optimizer(name: str, **kwargs: object) -> Optimizer:
         """Make an optimizer by name."""
         return create(name, **kwargs)
 
@@ -389,7 +389,7 @@ register = registry.register
 Optimizer.opt_registry = registry.classes
 
 
-def create(name: str | Optimizer, **kwargs: Any) -> Optimizer:
+def create(name: str | Optimizer, **kwargs: object) -> Optimizer:
     """Make an optimizer from its name, in any case, and its arguments.
 
     Raises:
@@ -431,7 +431,7 @@ _is_restoring: ContextVar[bool] = ContextVar("flowmx_is_restoring", default=Fals
 """True while an optimizer is made from its description: the original has already warned."""
 
 
-def _check_rate(lr: Any) -> None:
+def _check_rate(lr: object) -> None:
     """Raise if a learning rate is not a number; warn if it is negative or infinite."""
     if isinstance(lr, (str, bytes)):
         raise TypeError(f"learning_rate is {lr!r}, expected a number")
@@ -444,7 +444,7 @@ def _is_half(weight: NDArray) -> bool:
     return weight.element_type.itemsize == 2 and is_floating(weight.element_type)
 
 
-def each_update(*arguments: Any) -> Any:
+def each_update(*arguments: object) -> Any:
     """Iterate over the arguments of single updates; the arguments are lists, or belong to one update."""
     return zip(*arguments, strict=True) if isinstance(arguments[0], (list, tuple)) else [arguments]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flowmx import ndarray as nd
 from flowmx.ndarray import NDArray
 from flowmx.optimizer.base_optimizer import Index, State, register
@@ -33,7 +31,7 @@ class GroupAdaGrad(FusedOptimizer):
 
     by_rows = True
 
-    def __init__(self, eps: float = 1e-5, **kwargs: Any) -> None:
+    def __init__(self, eps: float = 1e-5, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.float_stable_eps = eps
 

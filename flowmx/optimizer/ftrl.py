@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flowmx.ndarray import NDArray
 from flowmx.optimizer.base_optimizer import Index, State, register, zeros_like
 from flowmx.optimizer.fused_optimizer import Call, FusedOptimizer
@@ -29,7 +27,7 @@ class Ftrl(FusedOptimizer):
         **kwargs: as for :class:`Optimizer`.
     """
 
-    def __init__(self, lamda1: float = 0.01, learning_rate: float = 0.1, beta: float = 1, **kwargs: Any) -> None:
+    def __init__(self, lamda1: float = 0.01, learning_rate: float = 0.1, beta: float = 1, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.lamda1 = lamda1
         self.beta = beta
@@ -61,7 +59,7 @@ class FTML(FusedOptimizer):
         **kwargs: as for :class:`Optimizer`.
     """
 
-    def __init__(self, beta1: float = 0.6, beta2: float = 0.999, epsilon: float = 1e-8, **kwargs: Any) -> None:
+    def __init__(self, beta1: float = 0.6, beta2: float = 0.999, epsilon: float = 1e-8, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.beta1 = beta1
         self.beta2 = beta2

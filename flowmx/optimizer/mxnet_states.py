@@ -95,7 +95,7 @@ class _Reader:
     def __init__(self, size: int) -> None:
         self._remaining = 8 * size + 4096
 
-    def read(self, value: Any, label: str, wrap: Callable[[Any], Any] = np.asarray) -> Any:
+    def read(self, value: object, label: str, wrap: Callable[[Any], Any] = np.asarray) -> Any:
         """Convert a value; convert its arrays to NumPy arrays, and pass these to `wrap`."""
         self._count(1)
         if isinstance(value, ObjectRecord):
@@ -143,7 +143,7 @@ def _optimizer(instance: Any, reader: _Reader) -> Optimizer:
     return optimizer
 
 
-def _schedule(instance: Any, reader: _Reader) -> LRScheduler:
+def _schedule(instance: object, reader: _Reader) -> LRScheduler:
     name, state = _attributes(instance, "schedule", reader)
     cls = LRScheduler.classes.get(name)
     if cls is None:
@@ -155,7 +155,7 @@ def _schedule(instance: Any, reader: _Reader) -> LRScheduler:
     return schedule
 
 
-def _attributes(instance: Any, label: str, reader: _Reader) -> tuple[str, dict[str, Any]]:
+def _attributes(instance: object, label: str, reader: _Reader) -> tuple[str, dict[str, Any]]:
     if not isinstance(instance, ObjectRecord) or not isinstance(instance.state, dict):
         raise StatesFormatError(
             f"the pickle holds a {type(instance).__name__}, expected the {label} with its attributes"
@@ -170,7 +170,7 @@ def _to_ndarray(array: Any) -> NDArray:
     return nd.array(array, dtype=array.dtype)
 
 
-def _create_instance(cls: Any, state: Mapping[str, Any]) -> Any:
+def _create_instance(cls: Any, state: Mapping[str, object]) -> Any:
     """Create an instance with the constructor arguments among the attributes in ``state``, then set the others."""
     arguments = {_RENAMED.get(key, key): value for key, value in state.items() if key not in ("base_lr", "lr")}
     arguments["learning_rate"] = state.get("lr")
@@ -190,7 +190,7 @@ def _arguments(cls: type) -> Iterator[str]:
 # -- writing -----------------------------------------------------------------------------------------------
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Convert a value for pickling; arrays become descriptions as in MXNet's pickles."""
     if isinstance(value, LRScheduler):
         return _describe(value)

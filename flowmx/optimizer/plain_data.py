@@ -13,7 +13,7 @@ _SCHEDULE = "a schedule"
 _ARRAY = "an array"
 
 
-def to_plain(value: Any, what: str) -> Any:
+def to_plain(value: object, what: str) -> Any:
     """Convert a value to plain data; schedules and NumPy arrays become dicts that :func:`from_plain` recognizes.
 
     Args:
@@ -38,7 +38,7 @@ def to_plain(value: Any, what: str) -> Any:
     raise TypeError(f"{what}: {value!r} is not plain data (numbers, text, lists, dicts), so it cannot be saved")
 
 
-def from_plain(value: Any) -> Any:
+def from_plain(value: object) -> Any:
     """Restore a value from plain data.
 
     Raises:
@@ -55,7 +55,7 @@ def from_plain(value: Any) -> Any:
     return {key: from_plain(item) for key, item in value.items()}
 
 
-def schedule_to_plain(schedule: Any, what: str) -> dict[str, Any]:
+def schedule_to_plain(schedule: object, what: str) -> dict[str, Any]:
     """Convert a schedule to the name of its class, its arguments, and its state.
 
     Raises:

@@ -53,7 +53,7 @@ class SGD(Momentum):
     takes_lists = True
     through_update = False
 
-    def __init__(self, momentum: float = 0.0, lazy_update: bool = True, **kwargs: Any) -> None:
+    def __init__(self, momentum: float = 0.0, lazy_update: bool = True, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.momentum = momentum
         self.lazy_update = lazy_update
@@ -61,7 +61,7 @@ class SGD(Momentum):
     def create_state(self, index: Index, weight: NDArray) -> State:
         return zeros_like(weight, self.lazy_update) if self.momentum else None
 
-    def arguments(self, **parameters: Any) -> dict[str, Any]:
+    def arguments(self, **parameters: object) -> dict[str, Any]:
         if not self.lazy_update:
             parameters["lazy_update"] = False
         return super().arguments(**parameters)
@@ -97,7 +97,7 @@ class NAG(Momentum):
 
     through_update = False
 
-    def __init__(self, momentum: float = 0.0, **kwargs: Any) -> None:
+    def __init__(self, momentum: float = 0.0, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.momentum = momentum
 
@@ -119,7 +119,7 @@ class DCASGD(FusedOptimizer):
         **kwargs: as for :class:`Optimizer`.
     """
 
-    def __init__(self, momentum: float = 0.0, lamda: float = 0.04, **kwargs: Any) -> None:
+    def __init__(self, momentum: float = 0.0, lamda: float = 0.04, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.momentum = momentum
         self.lamda = lamda
@@ -152,7 +152,9 @@ class Signum(FusedOptimizer):
         **kwargs: as for :class:`Optimizer`.
     """
 
-    def __init__(self, learning_rate: float = 0.01, momentum: float = 0.9, wd_lh: float = 0.0, **kwargs: Any) -> None:
+    def __init__(
+        self, learning_rate: float = 0.01, momentum: float = 0.9, wd_lh: float = 0.0, **kwargs: object
+    ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.momentum = momentum
         self.wd_lh = wd_lh

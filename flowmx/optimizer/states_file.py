@@ -49,13 +49,13 @@ class Content(NamedTuple):
     optimizer: dict[str, Any] | None
 
 
-def dumps(states: Mapping[Any, Any], progress: Mapping[str, Any], optimizer: Mapping[str, Any] | None) -> bytes:
+def dumps(states: Mapping[Any, Any], progress: Mapping[str, object], optimizer: Mapping[str, object] | None) -> bytes:
     """Return the bytes of a file of states; arguments and errors are those of :func:`chunks`."""
     return b"".join(chunks(states, progress, optimizer))
 
 
 def chunks(
-    states: Mapping[Any, Any], progress: Mapping[str, Any], optimizer: Mapping[str, Any] | None
+    states: Mapping[Any, Any], progress: Mapping[str, object], optimizer: Mapping[str, object] | None
 ) -> list[bytes | memoryview]:
     """Return the bytes of a file of states in pieces; arrays are objects with ``asnumpy``.
 
@@ -105,7 +105,7 @@ def is_pickle(data: bytes | memoryview) -> bool:
     return bytes(data[:1]) in (b"\x80", b"(", b"}") and data[-1:] == b"."
 
 
-def _to_tree(state: Any, arrays: list[np.ndarray[Any, Any]], index: Any) -> Any:
+def _to_tree(state: object, arrays: list[np.ndarray[Any, Any]], index: object) -> Any:
     if state is None:
         return None
     if isinstance(state, (tuple, list)):

@@ -39,13 +39,13 @@ class Order:
         counts: by weight, the number of its updates so far.
     """
 
-    def __init__(self, config: Mapping[str, Any], counts: Mapping[Any, int]) -> None:
+    def __init__(self, config: Mapping[str, object], counts: Mapping[Any, int]) -> None:
         self._optimizer = from_config(config)
         self._counts = dict(counts)
         self._optimizer.num_update = max([self._optimizer.begin_num_update, *counts.values()])
         self._optimizer._follow_counts(list(counts.values()))
 
-    def use(self, config: Mapping[str, Any]) -> None:
+    def use(self, config: Mapping[str, object]) -> None:
         """Replace the optimizer's description, for example after a change of the learning rate."""
         progress = self._progress()
         self._optimizer = from_config(config)

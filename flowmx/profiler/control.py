@@ -165,7 +165,7 @@ def _check(function: str, process: str) -> None:
 # -- old names -------------------------------------------------------------------------------------------------
 
 
-def set_kvstore_handle(handle: Any) -> None:
+def set_kvstore_handle(handle: object) -> None:
     """Accept MXNet's call and do nothing: servers are not recorded."""
 
 

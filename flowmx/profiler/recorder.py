@@ -6,7 +6,6 @@ import itertools
 from collections import deque
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Any
 
 from flowmx import devices
 from flowmx.engine import Operation, origin
@@ -99,7 +98,7 @@ class Recorder:
         track = f"{CUSTOM} · {local.thread}"
         self.spans.append(Span(f"{name}::pure_python", CUSTOM, track, start, end, {}))
 
-    def _record_request(self, peer: str, operation: str, start: float, end: float, facts: Mapping[str, Any]) -> None:
+    def _record_request(self, peer: str, operation: str, start: float, end: float, facts: Mapping[str, object]) -> None:
         """Record an answered request to a server."""
         self.spans.append(Span(operation, "kvstore", f"kvstore {peer}", start, end, {"peer": peer, **facts}))
 

@@ -105,7 +105,7 @@ class BaseRNNCell:
 
     # -- states ----------------------------------------------------------------------------------------
 
-    def begin_state(self, func: Callable[..., Symbol] = sym.zeros, **kwargs: Any) -> list[Any]:
+    def begin_state(self, func: Callable[..., Symbol] = sym.zeros, **kwargs: object) -> list[Any]:
         """Return the states before the first step.
 
         Args:
@@ -166,7 +166,7 @@ class BaseRNNCell:
     # -- many steps ------------------------------------------------------------------------------------
 
     def unroll(
-        self, length: int, inputs: Any, begin_state: list[Any] | None = None, layout: str = "NTC",
+        self, length: int, inputs: object, begin_state: list[Any] | None = None, layout: str = "NTC",
         merge_outputs: bool | None = None,
     ) -> tuple[Any, list[Any]]:  # fmt: skip
         """Compose all steps of a sequence.

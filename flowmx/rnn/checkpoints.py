@@ -15,7 +15,7 @@ Cells = BaseRNNCell | Sequence[BaseRNNCell]
 
 
 def save_rnn_checkpoint(
-    cells: Cells, prefix: str, epoch: int, symbol: Any, arg_params: Mapping[str, NDArray],
+    cells: Cells, prefix: str, epoch: int, symbol: object, arg_params: Mapping[str, NDArray],
     aux_params: Mapping[str, NDArray],
 ) -> None:  # fmt: skip
     """Save a checkpoint like ``mx.model.save_checkpoint``, with the cells' weights unpacked.
@@ -58,7 +58,7 @@ def do_rnn_checkpoint(cells: Cells, prefix: str, period: int = 1) -> Callable[..
         period: the number of epochs between two checkpoints.
     """
 
-    def callback(iter_no: int, sym: Any = None, arg: Any = None, aux: Any = None) -> Any:
+    def callback(iter_no: int, sym: object = None, arg: object = None, aux: object = None) -> Any:
         if (iter_no + 1) % max(1, int(period)) == 0:
             return _run_in_thread(save_rnn_checkpoint, cells, prefix, iter_no + 1, sym, arg, aux)
         return None

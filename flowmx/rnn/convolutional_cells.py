@@ -45,9 +45,9 @@ class BaseConvRNNCell(GatedCell):
     def __init__(
         self, input_shape: tuple[int, ...], num_hidden: int, h2h_kernel: _Pair = (3, 3), h2h_dilate: _Pair = (1, 1),
         i2h_kernel: _Pair = (3, 3), i2h_stride: _Pair = (1, 1), i2h_pad: _Pair = (1, 1), i2h_dilate: _Pair = (1, 1),
-        i2h_weight_initializer: Any = None, h2h_weight_initializer: Any = None, i2h_bias_initializer: Any = "zeros",
-        h2h_bias_initializer: Any = "zeros", activation: Any = _LEAKY, prefix: str | None = None,
-        params: RNNParams | None = None, conv_layout: str = "NCHW",
+        i2h_weight_initializer: object = None, h2h_weight_initializer: object = None,
+        i2h_bias_initializer: object = "zeros", h2h_bias_initializer: object = "zeros", activation: object = _LEAKY,
+        prefix: str | None = None, params: RNNParams | None = None, conv_layout: str = "NCHW",
     ) -> None:  # fmt: skip
         super().__init__(
             num_hidden, self._prefix if prefix is None else prefix, params, i2h_weight=i2h_weight_initializer,

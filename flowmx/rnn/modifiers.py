@@ -38,7 +38,7 @@ class DropoutCell(BaseRNNCell):
     def __call__(self, inputs: Any, states: list[Any]) -> StepResult:
         return (sym.Dropout(data=inputs, p=self.dropout) if self.dropout > 0 else inputs), states
 
-    def _unroll(self, length: int, inputs: Any, begin_state: Any, layout: str, merge: bool | None) -> StepResult:
+    def _unroll(self, length: int, inputs: object, begin_state: object, layout: str, merge: bool | None) -> StepResult:
         if merge is True or (merge is None and isinstance(inputs, Symbol)):
             return self(merge_steps(inputs, layout), [])
         return super()._unroll(length, inputs, begin_state, layout, merge)
@@ -65,7 +65,7 @@ class ModifierCell(BaseRNNCell):
     def state_info(self) -> list[dict[str, Any]]:
         return self.base_cell.state_info
 
-    def begin_state(self, init_sym: Callable[..., Symbol] = sym.zeros, **kwargs: Any) -> list[Any]:  # type: ignore[override]
+    def begin_state(self, init_sym: Callable[..., Symbol] = sym.zeros, **kwargs: object) -> list[Any]:  # type: ignore[override]
         self._check_unmodified()
         with unmodified(self.base_cell) as cell:
             return cell.begin_state(func=init_sym, **kwargs)

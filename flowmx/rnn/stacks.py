@@ -47,7 +47,7 @@ class _Stack(BaseRNNCell):
             args = cell.pack_weights(args)
         return dict(args)
 
-    def _split_states(self, states: Sequence[Any]) -> list[list[Any]]:
+    def _split_states(self, states: Sequence[object]) -> list[list[Any]]:
         """Split a list of states by inner cell."""
         parts, start = [], 0
         for cell in self._cells:
@@ -111,7 +111,7 @@ class BidirectionalCell(_Stack):
         self._take(l_cell)
         self._take(r_cell)
 
-    def _unroll(self, length: int, inputs: Any, begin_state: Any, layout: str, merge: bool | None) -> StepResult:
+    def _unroll(self, length: int, inputs: object, begin_state: Any, layout: str, merge: bool | None) -> StepResult:
         steps = split(length, inputs, layout)
         states = self._split_states(self.begin_state() if begin_state is None else begin_state)
         left, right = self._cells

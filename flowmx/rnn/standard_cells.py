@@ -29,7 +29,7 @@ class GatedCell(BaseRNNCell):
     _axis = 1
     _inner = ""
 
-    def __init__(self, num_hidden: int, prefix: str, params: RNNParams | None, **initializers: Any) -> None:
+    def __init__(self, num_hidden: int, prefix: str, params: RNNParams | None, **initializers: object) -> None:
         super().__init__(prefix, params)
         self._num_hidden = num_hidden
         self._iW, self._hW, self._iB, self._hB = (
@@ -51,7 +51,7 @@ class GatedCell(BaseRNNCell):
         h2h = sym.FullyConnected(state, self._hW, self._hB, num_hidden=rows, name=f"{name}h2h")
         return i2h, h2h
 
-    def __call__(self, inputs: Any, states: list[Any]) -> StepResult:
+    def __call__(self, inputs: object, states: list[Any]) -> StepResult:
         name = self._step_name()
         i2h, h2h = self._transform(inputs, states[0], name)
         act = partial(self._get_activation, activation=self._activation)
@@ -74,7 +74,7 @@ class RNNCell(GatedCell):
     kind = cell_steps.ELMAN
 
     def __init__(
-        self, num_hidden: int, activation: Any = "tanh", prefix: str = "rnn_", params: RNNParams | None = None
+        self, num_hidden: int, activation: object = "tanh", prefix: str = "rnn_", params: RNNParams | None = None
     ) -> None:
         super().__init__(num_hidden, prefix, params)
         self._activation = activation
@@ -113,5 +113,5 @@ class GRUCell(GatedCell):
     def __init__(self, num_hidden: int, prefix: str = "gru_", params: RNNParams | None = None) -> None:
         super().__init__(num_hidden, prefix, params)
 
-    def _transform(self, inputs: Any, state: Any, name: str) -> tuple[Symbol, Symbol]:
+    def _transform(self, inputs: object, state: object, name: str) -> tuple[Symbol, Symbol]:
         return super()._transform(inputs, state, name + self._inner)

@@ -6,7 +6,6 @@ import io
 import math
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +58,7 @@ def save_npy(path: str | os.PathLike[str], arrays: Mapping[str, npt.ArrayLike] |
     replace_file(path, [head, bytes_of(content)])
 
 
-def _parts(name: str, value: Any) -> tuple[bytes, Array]:
+def _parts(name: str, value: object) -> tuple[bytes, Array]:
     """Return the header of an array's file, and the array whose bytes follow it."""
     array = as_dense(name, value, "NumPy's files")
     if array.dtype.kind not in "biufc":
@@ -72,7 +71,7 @@ def _parts(name: str, value: Any) -> tuple[bytes, Array]:
     return head.getvalue(), array.T if header["fortran_order"] else array
 
 
-def as_dense(name: str, value: Any, format: str) -> Array:
+def as_dense(name: str, value: object, format: str) -> Array:
     """Return a value as a dense array, for a format without sparse arrays.
 
     Raises:

@@ -193,7 +193,7 @@ def _pairs(values: list[Any]) -> dict[Any, Any]:
     return dict(zip(map(_key, values[::2]), values[1::2], strict=True))
 
 
-def _key(value: Any) -> Any:
+def _key(value: object) -> Any:
     if not isinstance(value, _KEYS):
         raise ValueError(f"a pickle with a key that is a {type(value).__name__}")
     check_key(value)
@@ -203,7 +203,7 @@ def _key(value: Any) -> Any:
 _KEYS = (str, bytes, int, float, type(None))
 
 
-def _bytes(content: Any = b"", encoding: str = "latin-1") -> bytes:
+def _bytes(content: object = b"", encoding: str = "latin-1") -> bytes:
     """Compute ``bytearray()`` or ``_codecs.encode()`` of bytes, or of a str that represents bytes."""
     if isinstance(content, (bytes, bytearray)):
         return bytes(content)
@@ -212,7 +212,7 @@ def _bytes(content: Any = b"", encoding: str = "latin-1") -> bytes:
     raise ValueError(f"a pickle with bytes of {type(content).__name__}")
 
 
-def _number(dtype: Any, content: Any) -> Any:
+def _number(dtype: object, content: object) -> Any:
     """Convert a NumPy scalar to a Python number."""
     code = dtype.arguments[0] if isinstance(dtype, ObjectRecord) and dtype.cls == Name("numpy", "dtype") else None
     if not isinstance(code, str) or code[:1] not in "fiub" or code[1:] not in ("1", "2", "4", "8"):
@@ -220,7 +220,7 @@ def _number(dtype: Any, content: Any) -> Any:
     return np.frombuffer(_bytes(content), f"<{code}", 1)[0].item()
 
 
-def _reconstruct(cls: Any, base: Any = None, state: Any = None) -> ObjectRecord:
+def _reconstruct(cls: object, base: object = None, state: object = None) -> ObjectRecord:
     """Compute ``copyreg._reconstructor()``: an object whose state follows later."""
     if not isinstance(cls, Name):
         raise ValueError("a pickle that creates an object of a class without a name")
@@ -238,7 +238,7 @@ _FUNCTIONS: dict[Name, Callable[..., Any]] = {
 # -- writing -----------------------------------------------------------------------------------------------
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: object) -> bytes:
     """Return the pickle of a result of :func:`loads`. Bytes are written as bytearrays, as MXNet expects.
 
     Raises:
@@ -247,7 +247,7 @@ def dumps(value: Any) -> bytes:
     return b"".join((b"\x80\x03", *_write(value), b"."))
 
 
-def _write(value: Any) -> Iterator[bytes]:
+def _write(value: object) -> Iterator[bytes]:
     write = _WRITERS.get(type(value))
     if write is None:
         raise TypeError(f"unsupported value {value!r}, expected numbers, strings, arrays, lists and dicts")

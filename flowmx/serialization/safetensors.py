@@ -208,14 +208,14 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return items
 
 
-def _metadata(reader: _Reader, header: Mapping[str, Any]) -> dict[str, str]:
+def _metadata(reader: _Reader, header: Mapping[str, object]) -> dict[str, str]:
     texts = header.get(_METADATA, {})
     if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
         raise reader.error(f"{_METADATA} with strings by name", repr(texts)[:80], 8)
     return texts
 
 
-def _entry(reader: _Reader, name: str, value: Any) -> _Entry:
+def _entry(reader: _Reader, name: str, value: object) -> _Entry:
     where = f"array {name!r}"
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
         raise reader.error(f"{where} with dtype, shape and data_offsets", repr(value)[:80], 8)
@@ -230,7 +230,7 @@ def _entry(reader: _Reader, name: str, value: Any) -> _Entry:
     return _Entry(name, dtype, shape, offsets[0], offsets[1])
 
 
-def _sizes(reader: _Reader, value: Any, what: str) -> tuple[int, ...]:
+def _sizes(reader: _Reader, value: object, what: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(size) is int and size >= 0 for size in value):
         raise reader.error(f"{what}, a list of sizes", repr(value)[:80], 8)
     return tuple(value)

@@ -50,7 +50,13 @@ class TorchFormatError(FileFormatError):
 
 
 def _tensor(
-    elements: Any, offset: Any, size: Any, stride: Any, requires_grad: Any = False, hooks: Any = None, *extra: Any
+    elements: object,
+    offset: object,
+    size: object,
+    stride: object,
+    requires_grad: object = False,
+    hooks: object = None,
+    *extra: object,
 ) -> Array:
     """Return a view of a storage, as ``torch._utils._rebuild_tensor_v2``."""
     if not isinstance(elements, np.ndarray):
@@ -70,16 +76,16 @@ def _tensor(
     return np.lib.stride_tricks.as_strided(elements[offset:], size, byte_strides)
 
 
-def _is_step(value: Any) -> bool:
+def _is_step(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def _parameter(data: Any, requires_grad: Any = True, hooks: Any = None, *extra: Any) -> Any:
+def _parameter(data: object, requires_grad: object = True, hooks: object = None, *extra: object) -> Any:
     """Return the data of a parameter, as ``torch._utils._rebuild_parameter``."""
     return data
 
 
-def _ordered_dict(*items: Any) -> dict[Any, Any]:
+def _ordered_dict(*items: object) -> dict[Any, Any]:
     """Return an empty dict, which the pickle fills. Its attributes, such as ``_metadata``, are dropped."""
     if items:
         raise ValueError("an OrderedDict with arguments")
@@ -100,7 +106,7 @@ class _Storages:
         self._file, self._top = file, top
         self._arrays: dict[str, Array] = {}
 
-    def find(self, identifier: Any) -> Array:
+    def find(self, identifier: object) -> Array:
         """Return the elements of the storage with a persistent identifier."""
         match identifier:
             case ("storage", Name("torch", kind), str(key), _, _) if kind in _DTYPES and key.isdigit():
@@ -138,7 +144,7 @@ def save(path: str | os.PathLike[str], arrays: Mapping[str, npt.ArrayLike]) -> N
     replace_file(path, archive.pieces)
 
 
-def _as_tensor(name: str, value: Any) -> Array:
+def _as_tensor(name: str, value: object) -> Array:
     array = as_dense(name, value, "PyTorch's state dicts")
     if array.dtype not in _STORAGES:
         raise TypeError(
@@ -259,7 +265,7 @@ class _UnsupportedCall(ValueError):
     """A call of a function that is not in `_FUNCTIONS`."""
 
 
-def _refuse_calls(value: Any) -> None:
+def _refuse_calls(value: object) -> None:
     if isinstance(value, ObjectRecord | Name):
         name = value.cls if isinstance(value, ObjectRecord) else value
         raise _UnsupportedCall(f"{name.module}.{name.name}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -117,7 +116,7 @@ def _merge(one: Input, other: Input) -> Input:
     return one._replace(shape=tuple(size if size == other_size else None for size, other_size in sizes))
 
 
-def _stack(pieces: Sequence[Piece], size: int, shapes: Sequence[Shape], dtypes: Sequence[Any]) -> list[Array]:
+def _stack(pieces: Sequence[Piece], size: int, shapes: Sequence[Shape], dtypes: Sequence[object]) -> list[Array]:
     """Return one array per input with the rows of all pieces, padded with zeros."""
     batch = [np.zeros((size, *shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
     offset = 0

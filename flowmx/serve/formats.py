@@ -74,7 +74,7 @@ def reply_format(accept: str, default: Format) -> Format:
     raise NotAcceptable(f"Accept is {accept[:80]!r}, expected one of {', '.join(FORMATS)}")
 
 
-def _inputs(value: Any) -> Any:
+def _inputs(value: object) -> Any:
     return value["inputs"] if isinstance(value, dict) and set(value) == {"inputs"} else value
 
 
@@ -137,7 +137,7 @@ def _read_msgpack(body: bytes) -> Any:
     return value
 
 
-def _array(value: Any) -> Any:
+def _array(value: object) -> Any:
     """Return the array of ``{shape, dtype, data}``, and any other value unchanged."""
     if not isinstance(value, dict):
         return value
@@ -154,14 +154,14 @@ def _array(value: Any) -> Any:
     return np.frombuffer(data, dtype).reshape(shape)
 
 
-def _shape(value: Any, dtype: np.dtype[Any]) -> tuple[int, ...]:
+def _shape(value: object, dtype: np.dtype[Any]) -> tuple[int, ...]:
     try:
         return read_shape(value, dtype.itemsize)
     except ShapeError as error:
         raise InvalidInput(f"the shape of an array {error}") from None
 
 
-def _dtype(name: Any) -> np.dtype[Any]:
+def _dtype(name: object) -> np.dtype[Any]:
     try:
         dtype = dtype_named(name) if isinstance(name, str) else np.dtype(object)
     except TypeError:

@@ -97,7 +97,7 @@ def _channels(spec: Input) -> int:
 
 
 def _standard(
-    spec: Input, resize: int | None = None, mean: Any = None, std: Any = None
+    spec: Input, resize: int | None = None, mean: object = None, std: object = None
 ) -> Callable[[NDArray], Array]:  # fmt: skip
     """Return the function that resizes an image to the size of an input, and normalizes it."""
     shape, is_float = [size for size in spec.shape if size is not None], np.dtype(spec.dtype).kind in "fV"

@@ -82,7 +82,7 @@ class Inputs:
         self.max_rows = max_rows
         self.finite = finite
 
-    def read(self, x: Any) -> Rows:
+    def read(self, x: object) -> Rows:
         """Validate an input.
 
         Args:
@@ -116,7 +116,7 @@ class Inputs:
         """Return a JSON-compatible description of the inputs."""
         return [spec.describe() for spec in self.specs]
 
-    def _values(self, x: Any) -> list[Any]:
+    def _values(self, x: object) -> list[Any]:
         names = [spec.name for spec in self.specs]
         if not isinstance(x, Mapping):
             if len(names) > 1:
@@ -161,7 +161,7 @@ class Inputs:
         )
 
 
-def _as_array(spec: Input, value: Any) -> Array:
+def _as_array(spec: Input, value: object) -> Array:
     try:
         array = array_of(value)
     except (TypeError, ValueError) as error:
@@ -189,7 +189,7 @@ def _cast(spec: Input, array: Array) -> Array:
         return array.astype(spec.dtype)
 
 
-def _text(shape: Sequence[Any]) -> str:
+def _text(shape: Sequence[object]) -> str:
     sizes = ["length" if size is None else str(size) for size in shape]
     return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
 

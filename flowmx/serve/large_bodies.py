@@ -55,7 +55,7 @@ def chunks_of(body: Body) -> Iterator[Body]:
 # -- JSON --------------------------------------------------------------------------------------------------
 
 
-def text_of(value: Any, numbers: int) -> bytes:
+def text_of(value: object, numbers: int) -> bytes:
     """Return a value as JSON; its arrays, with ``numbers`` elements in total, are written as nested lists.
 
     NaN and infinities become null: JSON cannot represent them, and most parsers refuse Python's notation.
@@ -63,7 +63,7 @@ def text_of(value: Any, numbers: int) -> bytes:
     return (_text(value) if numbers <= _NUMBERS else "".join(_fragments(value))).encode()
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     try:
         return json.dumps(value, default=_to_list, allow_nan=False)
     except ValueError:
@@ -83,7 +83,7 @@ def _with_nulls(array: Array) -> Any:
     return numbers.tolist()
 
 
-def _fragments(value: Any) -> Iterator[str]:
+def _fragments(value: object) -> Iterator[str]:
     if isinstance(value, np.ndarray):
         yield from _array_fragments(value)
     elif isinstance(value, dict):
@@ -143,7 +143,7 @@ def _int(text: str) -> int:
 # -- lists -------------------------------------------------------------------------------------------------
 
 
-def array_of(value: Any) -> Array:
+def array_of(value: object) -> Array:
     """Return the array of nested lists, as ``np.asarray`` does.
 
     Raises:
@@ -169,7 +169,7 @@ def _parts(value: list[Any]) -> Iterator[Array]:
             return
 
 
-def _size_of(value: Any) -> int:
+def _size_of(value: object) -> int:
     """Return the number of elements of nested lists, judging by their first elements."""
     size = 1
     while isinstance(value, list) and size:

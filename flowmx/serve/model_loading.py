@@ -43,7 +43,9 @@ class Source(NamedTuple):
     outputs: tuple[str, ...] = ()
 
 
-def load(model: Any, shape: Any = None, dtype: Any = None, params: Any = None, epoch: int | None = None) -> Source:
+def load(
+    model: object, shape: object = None, dtype: object = None, params: object = None, epoch: int | None = None
+) -> Source:
     """Load a model.
 
     Args:
@@ -72,7 +74,7 @@ def load(model: Any, shape: Any = None, dtype: Any = None, params: Any = None, e
     return _of_path(Path(model), shape, dtype, epoch)
 
 
-def _of_path(path: Path, shape: Any, dtype: Any, epoch: int | None) -> Source:
+def _of_path(path: Path, shape: object, dtype: object, epoch: int | None) -> Source:
     if path.suffix == ".onnx":
         return _of_onnx(path, shape, dtype)
     if path.is_dir():
@@ -128,7 +130,7 @@ def _params(source: Any) -> dict[str, Any]:
     return {name.removeprefix("arg:").removeprefix("aux:"): array for name, array in source.items()}
 
 
-def _of_onnx(path: Path, shape: Any, dtype: Any) -> Source:
+def _of_onnx(path: Path, shape: object, dtype: object) -> Source:
     from flowmx.contrib.onnx import ONNXError, get_model_metadata, import_model, import_to_gluon
 
     metadata = get_model_metadata(path)
@@ -179,11 +181,11 @@ def _declared_shapes(symbol: Symbol, input_names: Sequence[str]) -> dict[str, tu
     return {name: tuple(size or None for size in sizes[1:]) for name, sizes in shapes.items()}
 
 
-def _labels(input_names: Sequence[str], shape: Any) -> tuple[str, ...]:
+def _labels(input_names: Sequence[str], shape: object) -> tuple[str, ...]:
     return tuple(name for name in input_names if name.endswith(_LABEL) and not _names(shape, name))
 
 
-def _names(shape: Any, name: str) -> bool:
+def _names(shape: object, name: str) -> bool:
     return isinstance(shape, Mapping) and name in shape
 
 

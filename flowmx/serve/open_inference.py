@@ -117,7 +117,7 @@ class Inference:
         self._read_options(request)
         return _tensors(_objects(request, "inputs"), memoryview(body)[size:])
 
-    def _read_options(self, request: Any) -> None:
+    def _read_options(self, request: object) -> None:
         if not isinstance(request, dict):
             raise InvalidInput(f"the body is a {type(request).__name__}, expected an object with the key inputs")
         self._id = request.get("id")
@@ -164,7 +164,7 @@ class _Tail:
 
     rest: memoryview
 
-    def take(self, name: str, size: Any) -> memoryview:
+    def take(self, name: str, size: object) -> memoryview:
         if type(size) is not int or not 0 <= size <= len(self.rest):
             raise InvalidInput(f"binary_data_size of {name} is {str(size)[:40]}, and {len(self.rest)} bytes remain")
         data, self.rest = self.rest[:size], self.rest[size:]
@@ -209,7 +209,7 @@ def _tensor(name: str, description: dict[str, Any], tail: _Tail) -> Array:
         ) from None
 
 
-def _from_numbers(data: Any, dtype: np.dtype[Any]) -> Array:
+def _from_numbers(data: object, dtype: np.dtype[Any]) -> Array:
     """Return the array of a flat or nested list of numbers."""
     if not isinstance(data, list):
         raise InvalidInput(f"the data are a {type(data).__name__}, expected a list, or binary_data_size in parameters")
@@ -226,21 +226,21 @@ def _from_numbers(data: Any, dtype: np.dtype[Any]) -> Array:
         return array.astype(dtype)
 
 
-def _objects(request: Mapping[str, Any], key: str) -> list[Any]:
+def _objects(request: Mapping[str, object], key: str) -> list[Any]:
     value = request.get(key)
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise InvalidInput(f"{key} is {str(value)[:80]}, expected a list of objects")
     return value
 
 
-def _name_of(tensor: Mapping[str, Any]) -> str:
+def _name_of(tensor: Mapping[str, object]) -> str:
     name = tensor.get("name")
     if not isinstance(name, str):
         raise InvalidInput(f"the name of a tensor is {str(name)[:80]}, expected a string")
     return name
 
 
-def _parameters(owner: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parameters(owner: Mapping[str, object]) -> Mapping[str, Any]:
     parameters = owner.get("parameters", {})
     if not isinstance(parameters, dict):
         raise InvalidInput(f"parameters is a {type(parameters).__name__}, expected an object")

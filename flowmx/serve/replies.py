@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 __all__ = ["JSON_TYPE", "Refusal", "Reply", "allow", "json_reply"]
 
@@ -23,12 +23,12 @@ class Reply(NamedTuple):
 class Refusal(Exception):
     """An error reply to a request."""
 
-    def __init__(self, status: int, message: str, headers: Mapping[str, str] = {}, **more: Any) -> None:
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] = {}, **more: object) -> None:
         super().__init__(message)
         self.reply = Reply(status, json.dumps({"error": message, **more}).encode(), headers=headers)
 
 
-def json_reply(status: int, value: Any) -> Reply:
+def json_reply(status: int, value: object) -> Reply:
     """Return a JSON reply."""
     return Reply(status, json.dumps(value).encode())
 

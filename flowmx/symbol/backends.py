@@ -40,7 +40,7 @@ def register_partitioner(backend: str) -> Callable[[P], P]:
         TypeError: the name is not a string, or the class is not a :class:`Partitioner`.
     """
 
-    def is_partitioner(cls: Any) -> bool:
+    def is_partitioner(cls: object) -> bool:
         return isinstance(cls, type) and issubclass(cls, Partitioner)
 
     return _register("register_partitioner", backend, is_partitioner, "a subclass of mx.sym.Partitioner")
@@ -87,7 +87,7 @@ class _NamedOperators(Partitioner):
 
     backend = "default"
 
-    def __init__(self, args: Mapping[str, Any], aux: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    def __init__(self, args: Mapping[str, object], aux: Mapping[str, object], options: Mapping[str, Any]) -> None:
         super().__init__(args, aux, options)
         self._names = {_canonical(op_name) for op_name in options.get("op_names", _op_names.get(self.backend, ()))}
 
@@ -117,7 +117,7 @@ def set_op_names(backend: str, names: Iterable[str] | None) -> None:
         _op_names[backend] = list(names)
 
 
-def check_backend(backend: Any) -> None:
+def check_backend(backend: object) -> None:
     """Raise an error if a backend is unknown.
 
     Raises:
@@ -129,7 +129,7 @@ def check_backend(backend: Any) -> None:
 
 
 def optimize(
-    symbol: Symbol, backend: str, args: Any, aux: Any, options: Mapping[str, Any], **inference: Any
+    symbol: Symbol, backend: str, args: object, aux: object, options: Mapping[str, Any], **inference: Any
 ) -> Symbol:  # fmt: skip
     """Return the graph optimized for a backend; for an unknown one, the graph itself, with a warning for each line.
 
@@ -176,7 +176,7 @@ def _by_name(kind: str, arrays: Any, names: Sequence[str]) -> dict[str, Any]:
     return dict(zip(names, arrays, strict=True))
 
 
-def _add_new_arrays(backend: str, kind: str, caller_arrays: Any, new: Mapping[str, Any]) -> None:
+def _add_new_arrays(backend: str, kind: str, caller_arrays: object, new: Mapping[str, object]) -> None:
     """Add arrays that a pass has created to the caller's dict."""
     if isinstance(caller_arrays, MutableMapping):
         caller_arrays.update(new)

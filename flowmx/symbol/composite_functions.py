@@ -16,29 +16,29 @@ Operand = Symbol | float
 # -- constants ---------------------------------------------------------------------------------------------
 
 
-def zeros(shape: int | Sequence[int], dtype: Any = None, **kwargs: Any) -> Symbol:
+def zeros(shape: int | Sequence[int], dtype: object = None, **kwargs: object) -> Symbol:
     """Return zeros of a shape and dtype (default: float32). ``name`` and ``attr`` have their usual meaning."""
     return call("_zeros", (), {"shape": shape, "dtype": dtype, **kwargs})
 
 
-def ones(shape: int | Sequence[int], dtype: Any = None, **kwargs: Any) -> Symbol:
+def ones(shape: int | Sequence[int], dtype: object = None, **kwargs: object) -> Symbol:
     """Return ones of a shape and dtype (default: float32)."""
     return call("_ones", (), {"shape": shape, "dtype": dtype, **kwargs})
 
 
-def full(shape: int | Sequence[int], val: float, dtype: Any = None, **kwargs: Any) -> Symbol:
+def full(shape: int | Sequence[int], val: float, dtype: object = None, **kwargs: object) -> Symbol:
     """Return an array filled with one number, of a shape and dtype (default: float32)."""
     return call("_full", (), {"shape": shape, "value": float(val), "dtype": dtype, **kwargs})
 
 
-def eye(N: int, M: int = 0, k: int = 0, dtype: Any = None, **kwargs: Any) -> Symbol:
+def eye(N: int, M: int = 0, k: int = 0, dtype: object = None, **kwargs: object) -> Symbol:
     """Return a matrix of N rows and M columns (default: N) with ones on the k-th diagonal, zeros elsewhere."""
     return call("_eye", (), {"N": N, "M": M, "k": k, "dtype": dtype, **kwargs})
 
 
 def arange(
     start: float, stop: float | None = None, step: float = 1.0, repeat: int = 1, infer_range: bool = False,
-    name: str | None = None, dtype: Any = None,
+    name: str | None = None, dtype: object = None,
 ) -> Symbol:  # fmt: skip
     """Return numbers from ``start`` up to but excluding ``stop`` in steps of ``step``, each ``repeat`` times.
 
@@ -50,7 +50,7 @@ def arange(
 
 
 def linspace(
-    start: float, stop: float, num: int, endpoint: bool = True, name: str | None = None, dtype: Any = None
+    start: float, stop: float, num: int, endpoint: bool = True, name: str | None = None, dtype: object = None
 ) -> Symbol:
     """Return ``num`` evenly spaced numbers from ``start`` to ``stop`` (excluded if ``endpoint`` is False)."""
     parameters = {"start": start, "stop": stop, "num": num, "endpoint": endpoint}
@@ -61,7 +61,7 @@ def linspace(
 
 
 def split_v2(
-    ary: Symbol, indices_or_sections: int | Sequence[int], axis: int = 0, squeeze_axis: bool = False, **kwargs: Any
+    ary: Symbol, indices_or_sections: int | Sequence[int], axis: int = 0, squeeze_axis: bool = False, **kwargs: object
 ) -> Symbol:
     """Split along an axis at the given indices, or into a number of equal parts."""
     positions = split_at(indices_or_sections)
@@ -107,7 +107,7 @@ def power(base: Operand, exp: Operand) -> Any:
 pow = power
 
 
-def histogram(a: Symbol, bins: int | Symbol = 10, range: tuple[float, float] | None = None, **kwargs: Any) -> Symbol:
+def histogram(a: Symbol, bins: int | Symbol = 10, range: tuple[float, float] | None = None, **kwargs: object) -> Symbol:
     """Count the elements in each bin; a bin includes its lower edge, the last one also its upper edge.
 
     Args:

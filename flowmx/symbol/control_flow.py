@@ -113,7 +113,7 @@ def _sources_of(symbols: Sequence[Symbol]) -> dict[str, Entry]:
 
 
 def _compose(
-    operator: str, traced: Sequence[_Traced], inputs: Sequence[Entry], parameters: Mapping[str, Any]
+    operator: str, traced: Sequence[_Traced], inputs: Sequence[Entry], parameters: Mapping[str, object]
 ) -> Symbol:
     """Create the node of a loop or branch."""
     cls: type[Operator] = lookup(operator)
@@ -139,7 +139,7 @@ def _regroup(symbol: Symbol, form: Format) -> Any:
     return regroup(list(symbol), form)
 
 
-def foreach(body: Callable[..., Any], data: Any, init_states: Any, name: str = "foreach") -> tuple[Any, Any]:
+def foreach(body: Callable[..., Any], data: object, init_states: object, name: str = "foreach") -> tuple[Any, Any]:
     """Loop over the slices of the data along the first axis.
 
     Args:
@@ -190,9 +190,9 @@ def foreach(body: Callable[..., Any], data: Any, init_states: Any, name: str = "
 
 
 def while_loop(
-    cond: Callable[..., Any],
-    func: Callable[..., Any],
-    loop_vars: Any,
+    cond: Callable[..., object],
+    func: Callable[..., object],
+    loop_vars: object,
     max_iterations: int | None = None,
     name: str = "while_loop",
 ) -> tuple[Any, Any]:
@@ -245,7 +245,7 @@ def while_loop(
 
 
 def _trace_while_loop(
-    cond: Callable[..., Any], func: Callable[..., Any], variables: Sequence[Symbol], form: Format, name: str
+    cond: Callable[..., object], func: Callable[..., Any], variables: Sequence[Symbol], form: Format, name: str
 ) -> list[_Traced]:
     """Return the graphs of a loop's condition and of one iteration."""
 

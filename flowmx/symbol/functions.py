@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from flowmx.ops.registry import calling
 from flowmx.ops.registry.namespaces import operator_attributes
@@ -17,14 +16,14 @@ def function_for(name: str) -> Callable[..., Symbol]:
     """Return the symbol function of an operator."""
     cls = lookup(name)
 
-    def function(*args: Any, **kwargs: Any) -> Symbol:
+    def function(*args: object, **kwargs: object) -> Symbol:
         return call(name, args, kwargs)
 
     calling.set_signature(function, cls, name, "flowmx.symbol", _EXTRA)
     return function
 
 
-def op(name: str, /, *args: Any, **kwargs: Any) -> Symbol:
+def op(name: str, /, *args: object, **kwargs: object) -> Symbol:
     """Apply the operator with this name."""
     return call(name, args, kwargs)
 

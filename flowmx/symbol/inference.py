@@ -77,7 +77,7 @@ class Inference:
             )
 
     def _infer_shape(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> tuple[list[ShapeOrNone], list[ShapeOrNone], list[ShapeOrNone]]:
         arguments, auxiliary = self._variables()
         variable_shapes = {
@@ -91,7 +91,9 @@ class Inference:
             [shapes[Entry(node, 0)] for node in auxiliary],
         )
 
-    def infer_type(self, *args: Any, **kwargs: Any) -> tuple[list[Any] | None, list[Any] | None, list[Any] | None]:
+    def infer_type(
+        self, *args: object, **kwargs: object
+    ) -> tuple[list[Any] | None, list[Any] | None, list[Any] | None]:
         """Infer the dtypes of arguments, outputs and auxiliary states, as NumPy's type objects.
 
         Returns:
@@ -103,7 +105,7 @@ class Inference:
         types = self.infer_type_partial(*args, **kwargs)
         return types if not any(None in group for group in types) else (None, None, None)
 
-    def infer_type_partial(self, *args: Any, **kwargs: Any) -> tuple[list[Any], list[Any], list[Any]]:
+    def infer_type_partial(self, *args: object, **kwargs: object) -> tuple[list[Any], list[Any], list[Any]]:
         """Infer dtypes as :meth:`infer_type`, with None for unknown ones."""
         self._check_names("infer_type", kwargs)
         arguments, auxiliary = self._variables()
@@ -133,7 +135,11 @@ def _with_unknown(variable: str, shape: Any) -> Shape:
 
 
 def _by_node(
-    function: str, arguments: Sequence[Node], auxiliary: Sequence[Node], args: Sequence[Any], kwargs: Mapping[str, Any]
+    function: str,
+    arguments: Sequence[Node],
+    auxiliary: Sequence[Node],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
 ) -> dict[Node, Any]:
     if args and kwargs:
         raise TypeError(f"{function}: pass values by position or by name, not both")

@@ -19,17 +19,17 @@ class Methods:
 
     __slots__ = ()
 
-    def _call(self, operator_name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _call(self, operator_name: str, args: Sequence[object], kwargs: dict[str, Any]) -> Any:
         """Compose the operator with that name, with this symbol as the first input."""
         raise NotImplementedError
 
-    def reshape(self, *shape: Any, **kwargs: Any) -> Any:
+    def reshape(self, *shape: object, **kwargs: object) -> Any:
         """Reshape to ``shape``, passed as numbers or as one tuple, with MXNet's special codes."""
         if shape:
             kwargs["shape"] = _numbers(shape)
         return self._call("reshape", (), kwargs)
 
-    def transpose(self, *axes: Any, **kwargs: Any) -> Any:
+    def transpose(self, *axes: object, **kwargs: object) -> Any:
         """Permute the axes (default: reverse them), passed as numbers or as one tuple."""
         if axes and axes != (None,):
             kwargs["axes"] = _numbers(axes)
@@ -41,34 +41,34 @@ class Methods:
             kwargs["shape"] = _numbers(shape)
         return self._call("broadcast_to", (), kwargs)
 
-    def astype(self, dtype: Any, **kwargs: Any) -> Any:
+    def astype(self, dtype: object, **kwargs: object) -> Any:
         """Convert to another dtype."""
         return self._call("cast", (), {"dtype": dtype, **kwargs})
 
-    def expand_dims(self, axis: int, inplace: bool = False, **kwargs: Any) -> Any:
+    def expand_dims(self, axis: int, inplace: bool = False, **kwargs: object) -> Any:
         """Insert an axis of length 1. ``inplace`` is ignored, for MXNet's scripts: memory sharing is planned."""
         return self._call("expand_dims", (), {"axis": axis, **kwargs})
 
-    def flatten(self, inplace: bool = False, **kwargs: Any) -> Any:
+    def flatten(self, inplace: bool = False, **kwargs: object) -> Any:
         """Flatten all axes except the first into one."""
         return self._call("flatten", (), kwargs)
 
-    def squeeze(self, axis: int | Sequence[int] | None = None, inplace: bool = False, **kwargs: Any) -> Any:
+    def squeeze(self, axis: int | Sequence[int] | None = None, inplace: bool = False, **kwargs: object) -> Any:
         """Remove axes of length 1 (default: all)."""
         return self._call("squeeze", (), {"axis": axis, **kwargs})
 
-    def split_v2(self, indices_or_sections: Any, axis: int = 0, squeeze_axis: bool = False, **kwargs: Any) -> Any:
+    def split_v2(self, indices_or_sections: Any, axis: int = 0, squeeze_axis: bool = False, **kwargs: object) -> Any:
         """Split along an axis at the given indices, or into a number of equal parts."""
         places = split_at(indices_or_sections)
         return self._call("_split_v2", (), {"axis": axis, "squeeze_axis": squeeze_axis, **places, **kwargs})
 
 
-def _numbers(values: tuple[Any, ...]) -> tuple[Any, ...]:
+def _numbers(values: tuple[object, ...]) -> tuple[Any, ...]:
     return tuple(values[0]) if len(values) == 1 and isinstance(values[0], (tuple, list)) else values
 
 
 def _method_for(name: str) -> Callable[..., Any]:
-    def method(self: Methods, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Methods, *args: object, **kwargs: object) -> Any:
         return self._call(name, args, kwargs)
 
     calling.set_method_signature(method, lookup(name), name, "flowmx.symbol", "Symbol", ("name", "attr"))
@@ -76,7 +76,7 @@ def _method_for(name: str) -> Callable[..., Any]:
 
 
 def _refusal_for(name: str) -> Callable[..., Any]:
-    def method(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    def method(self: object, *args: object, **kwargs: object) -> NoReturn:
         raise NotImplementedForSymbol(f"Symbol.{name}: the symbol {self!r} has no content: bind it, or call eval first")
 
     method.__name__, method.__qualname__ = name, f"Symbol.{name}"

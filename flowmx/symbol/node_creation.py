@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class Outputs(Protocol):
 def create_node(
     cls: type[Operator],
     inputs: Mapping[str, Outputs],
-    parameters: Mapping[str, Any],
+    parameters: Mapping[str, object],
     label: str | None,
     attributes: Mapping[str, str] | None,
     operator_name: str,
@@ -87,7 +87,7 @@ def _hint(operator_name: str) -> str:
     return _SPACE.sub("", operator_name).lower()
 
 
-def _attributes_of(cls: type[Operator], attributes: Mapping[str, Any]) -> dict[str, str]:
+def _attributes_of(cls: type[Operator], attributes: Mapping[str, object]) -> dict[str, str]:
     """Return a node's attributes; for operators with parameters, names without underscores get them, as in MXNet."""
     return {
         name if name.startswith("__") or not cls.parameters else f"__{name}__": value
@@ -105,7 +105,7 @@ def _set_initializers(op: Operator, entries: Sequence[Entry]) -> None:
             entry.node.attributes.setdefault("__init__", defaults[argument])
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Return a parameter as text, as MXNet's frontends write it."""
     if isinstance(value, (np.dtype, type)):
         try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flowmx.symbol import functions as F
 from flowmx.symbol.composite_functions import full
 from flowmx.symbol.symbol import Symbol
@@ -17,7 +15,7 @@ def _factor(rescale_grad: float | Symbol) -> Symbol:
 
 def adamw_update(
     weight: Symbol, grad: Symbol, mean: Symbol, var: Symbol, rescale_grad: float | Symbol, lr: float, eta: float,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Symbol:  # fmt: skip
     """Update weights with AdamW, like :func:`flowmx.nd.contrib.adamw_update`."""
     return F.op("_adamw_update", weight, grad, mean, var, _factor(rescale_grad), lr=lr, eta=eta, **kwargs)
@@ -25,7 +23,7 @@ def adamw_update(
 
 def mp_adamw_update(
     weight: Symbol, grad: Symbol, mean: Symbol, var: Symbol, weight32: Symbol, rescale_grad: float | Symbol, lr: float,
-    eta: float, **kwargs: Any,
+    eta: float, **kwargs: object,
 ) -> Symbol:  # fmt: skip
     """Update weights with AdamW in mixed precision, like :func:`flowmx.nd.contrib.mp_adamw_update`."""
     return F.op("_mp_adamw_update", weight, grad, mean, var, weight32, _factor(rescale_grad), lr=lr, eta=eta, **kwargs)

@@ -15,6 +15,7 @@ from flowmx.graph.infer import infer_shapes, partial_types
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.graph.storage_types import declared_stype
 from flowmx.graph.subgraph import Body
+from flowmx.ndarray import NDArray
 from flowmx.ops.control.region import Region
 from flowmx.ops.registry.dtypes import as_dtype
 from flowmx.symbol.symbol import Symbol
@@ -54,7 +55,7 @@ class Partitioner:
         >>> net.optimize_for("products")
     """
 
-    def __init__(self, args: Mapping[str, Any], aux: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    def __init__(self, args: Mapping[str, NDArray], aux: Mapping[str, NDArray], options: Mapping[str, object]) -> None:
         self.args, self.aux, self.options = dict(args), dict(aux), dict(options)
 
     def select(self, node: Candidate) -> bool:

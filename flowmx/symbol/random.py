@@ -21,7 +21,7 @@ __all__ = [
 Number = float | Symbol
 
 
-def _draw(name: str, numbers: dict[str, Any], shape: Any, dtype: Any, kwargs: dict[str, Any]) -> Symbol:
+def _draw(name: str, numbers: dict[str, Any], shape: object, dtype: object, kwargs: dict[str, Any]) -> Symbol:
     """Compose ``_random_NAME`` of numbers, or ``_sample_NAME`` of symbols."""
     symbols = [isinstance(value, Symbol) for value in numbers.values()]
     if any(symbols) and not all(symbols):
@@ -32,49 +32,53 @@ def _draw(name: str, numbers: dict[str, Any], shape: Any, dtype: Any, kwargs: di
     return call(operator, tuple(numbers.values()), {**parameters, **kwargs})
 
 
-def uniform(low: Number = 0, high: Number = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
+def uniform(low: Number = 0, high: Number = 1, shape: object = None, dtype: object = None, **kwargs: object) -> Symbol:
     """Draw uniform numbers from ``low`` up to ``high``."""
     return _draw("uniform", {"low": low, "high": high}, shape, dtype, kwargs)
 
 
-def normal(loc: Number = 0, scale: Number = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
+def normal(loc: Number = 0, scale: Number = 1, shape: object = None, dtype: object = None, **kwargs: object) -> Symbol:
     """Draw normal numbers with mean ``loc`` and standard deviation ``scale``."""
     return _draw("normal", {"loc": loc, "scale": scale}, shape, dtype, kwargs)
 
 
-def randn(*shape: int, loc: Number = 0, scale: Number = 1, dtype: Any = None, **kwargs: Any) -> Symbol:
+def randn(*shape: int, loc: Number = 0, scale: Number = 1, dtype: object = None, **kwargs: object) -> Symbol:
     """Draw normal numbers, with the shape as arguments: ``randn(2, 3)``."""
     return normal(loc, scale, shape or kwargs.pop("shape", None), dtype, **kwargs)
 
 
-def poisson(lam: Number = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
+def poisson(lam: Number = 1, shape: object = None, dtype: object = None, **kwargs: object) -> Symbol:
     """Draw Poisson numbers with mean ``lam``."""
     return _draw("poisson", {"lam": lam}, shape, dtype, kwargs)
 
 
-def exponential(scale: Number = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
+def exponential(scale: Number = 1, shape: object = None, dtype: object = None, **kwargs: object) -> Symbol:
     """Draw exponential numbers with mean ``scale``."""
     return _draw("exponential", {"lam": 1.0 / scale}, shape, dtype, kwargs)
 
 
-def gamma(alpha: Number = 1, beta: Number = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
+def gamma(alpha: Number = 1, beta: Number = 1, shape: object = None, dtype: object = None, **kwargs: object) -> Symbol:
     """Draw gamma numbers with shape ``alpha`` and scale ``beta``."""
     return _draw("gamma", {"alpha": alpha, "beta": beta}, shape, dtype, kwargs)
 
 
-def negative_binomial(k: Number = 1, p: Number = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
+def negative_binomial(
+    k: Number = 1, p: Number = 1, shape: object = None, dtype: object = None, **kwargs: object
+) -> Symbol:
     """Draw from the negative binomial distribution: the failures before the ``k``-th success of probability ``p``."""
     return _draw("negative_binomial", {"k": k, "p": p}, shape, dtype, kwargs)
 
 
 def generalized_negative_binomial(
-    mu: Number = 1, alpha: Number = 1, shape: Any = None, dtype: Any = None, **kwargs: Any
+    mu: Number = 1, alpha: Number = 1, shape: object = None, dtype: object = None, **kwargs: object
 ) -> Symbol:
     """Draw Poisson numbers with mean ``mu`` and dispersion ``alpha``."""
     return _draw("generalized_negative_binomial", {"mu": mu, "alpha": alpha}, shape, dtype, kwargs)
 
 
-def multinomial(data: Symbol, shape: Any = None, get_prob: bool = True, dtype: Any = "int32", **kwargs: Any) -> Symbol:
+def multinomial(
+    data: Symbol, shape: object = None, get_prob: bool = True, dtype: object = "int32", **kwargs: object
+) -> Symbol:
     """Draw class numbers with the probabilities along the last axis of ``data``.
 
     With ``get_prob`` (the default, unlike in ``mx.nd.random``) also return the logarithms of their probabilities,
@@ -84,12 +88,12 @@ def multinomial(data: Symbol, shape: Any = None, get_prob: bool = True, dtype: A
     return call("_sample_multinomial", (data,), parameters)
 
 
-def shuffle(data: Symbol, **kwargs: Any) -> Symbol:
+def shuffle(data: Symbol, **kwargs: object) -> Symbol:
     """Shuffle the data along the first axis."""
     return call("_shuffle", (data,), kwargs)
 
 
-def randint(low: Any, high: Any, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
+def randint(low: object, high: object, shape: object = None, dtype: object = None, **kwargs: object) -> Symbol:
     """Draw uniform integers from ``low`` to ``high`` - 1 (default: int32), for numbers only."""
     for key, value in (("low", low), ("high", high)):
         if isinstance(value, Symbol):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def _binary(array_op: str, scalar_op: str, swapped: bool = False) -> Callable[[Symbol, Any], Symbol]:
     """Return the method for a Python operator whose other operand is a symbol of the same shape, or a number."""
 
-    def method(self: Symbol, other: Any) -> Any:
+    def method(self: Symbol, other: object) -> Any:
         if isinstance(other, Symbol):
             return apply(array_op, [other, self] if swapped else [self, other])
         if isinstance(other, (int, float, np.generic)):
@@ -148,7 +148,7 @@ class Symbol(Methods, Inference):
     def __copy__(self) -> Symbol:
         return Symbol(self.entries)
 
-    def __deepcopy__(self, memo: Any) -> Symbol:
+    def __deepcopy__(self, memo: object) -> Symbol:
         return Symbol(self.entries)  # nodes never change, so they can be shared
 
     def __reduce__(self) -> Any:
@@ -193,7 +193,7 @@ class Symbol(Methods, Inference):
             replacements[key] = value.entries[0]
         return Symbol(self._replace(replacements, new_name))
 
-    def _compose(self, *args: Symbol, **kwargs: Any) -> None:
+    def _compose(self, *args: Symbol, **kwargs: object) -> None:
         """Replace variables as :meth:`__call__` does, in this symbol."""
         self.entries, self._order, self._variable_lists = self(*args, **kwargs).entries, None, None
 
@@ -248,8 +248,8 @@ class Symbol(Methods, Inference):
     # -- binding ---------------------------------------------------------------------------------------
 
     def bind(
-        self, ctx: Any, args: Any, args_grad: Any = None, grad_req: Any = "write", aux_states: Any = None,
-        group2ctx: Any = None, shared_exec: Executor | None = None,
+        self, ctx: object, args: object, args_grad: object = None, grad_req: object = "write",
+        aux_states: object = None, group2ctx: object = None, shared_exec: Executor | None = None,
     ) -> Executor:  # fmt: skip
         """Bind arrays to the variables; return an executor.
 
@@ -272,8 +272,8 @@ class Symbol(Methods, Inference):
         return executor
 
     def simple_bind(
-        self, ctx: Any = None, grad_req: Any = "write", type_dict: Mapping[str, Any] | None = None,
-        group2ctx: Any = None, shared_arg_names: Sequence[str] | None = None, shared_exec: Executor | None = None,
+        self, ctx: object = None, grad_req: object = "write", type_dict: Mapping[str, object] | None = None,
+        group2ctx: object = None, shared_arg_names: Sequence[str] | None = None, shared_exec: Executor | None = None,
         shared_buffer: dict[str, Any] | None = None, **kwargs: Sequence[int],
     ) -> Executor:  # fmt: skip
         """Infer all shapes from the arguments, create arrays of zeros, and bind them.
@@ -298,8 +298,8 @@ class Symbol(Methods, Inference):
         return executor
 
     def memory_estimate(
-        self, ctx: Any = None, grad_req: Any = "write", type_dict: Mapping[str, Any] | None = None,
-        group2ctx: Any = None, optimizer: Any = None, budget: int | None = None, **kwargs: Sequence[int],
+        self, ctx: object = None, grad_req: object = "write", type_dict: Mapping[str, object] | None = None,
+        group2ctx: object = None, optimizer: object = None, budget: int | None = None, **kwargs: Sequence[int],
     ) -> MemoryEstimate:  # fmt: skip
         """Estimate the memory that :meth:`simple_bind` would take with these arguments; allocate nothing.
 
@@ -332,7 +332,7 @@ class Symbol(Methods, Inference):
         )
         return estimate
 
-    def eval(self, ctx: Any = None, **kwargs: Any) -> list[Any]:
+    def eval(self, ctx: object = None, **kwargs: object) -> list[Any]:
         """Bind arrays by name, compute, and return the outputs."""
         return self.bind(ctx, kwargs, grad_req="null").forward()
 
@@ -364,9 +364,9 @@ class Symbol(Methods, Inference):
         return self.optimize_for(backend)
 
     def optimize_for(
-        self, backend: str, args: Any = None, aux: Any = None, ctx: Any = None,
-        shape_dict: Mapping[str, Any] | None = None, type_dict: Mapping[str, Any] | None = None,
-        stype_dict: Mapping[str, str] | None = None, skip_infer: bool = False, **kwargs: Any,
+        self, backend: str, args: object = None, aux: object = None, ctx: object = None,
+        shape_dict: Mapping[str, object] | None = None, type_dict: Mapping[str, object] | None = None,
+        stype_dict: Mapping[str, str] | None = None, skip_infer: bool = False, **kwargs: object,
     ) -> Symbol:  # fmt: skip
         """Partition the graph as :meth:`get_backend_symbol` does, with information for the partitioner.
 
@@ -448,14 +448,14 @@ class Symbol(Methods, Inference):
 
         def __getattr__(self, name: str) -> Callable[..., Symbol]: ...
 
-    def _call(self, op_name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Symbol:
+    def _call(self, op_name: str, args: Sequence[object], kwargs: dict[str, Any]) -> Symbol:
         return call(op_name, (self, *args), kwargs)
 
 
 # -- composition -------------------------------------------------------------------------------------------
 
 
-def is_symbol(value: Any) -> bool:
+def is_symbol(value: object) -> bool:
     """Return whether a value is a symbol."""
     return isinstance(value, Symbol)
 
@@ -463,7 +463,7 @@ def is_symbol(value: Any) -> bool:
 is_symbol.__name__ = "a Symbol"
 
 
-def call(op_name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Symbol:
+def call(op_name: str, args: Sequence[object], kwargs: dict[str, Any]) -> Symbol:
     """Compose an operator, by its name or alias, with the user's arguments."""
     cls = lookup(op_name)
     label = kwargs.pop("name", None)
@@ -488,7 +488,7 @@ def apply(op_name: str, inputs: Sequence[Symbol], parameters: dict[str, Any] | N
 def compose(
     cls: type[Operator],
     inputs: Mapping[str, Symbol],
-    parameters: Mapping[str, Any],
+    parameters: Mapping[str, object],
     label: str | None,
     attributes: Mapping[str, str] | None,
     op_name: str,

@@ -18,13 +18,13 @@ __all__ = [
 ]  # fmt: skip
 
 
-def same(a: Any, b: Any) -> bool:
+def same(a: object, b: object) -> bool:
     """Return whether two arrays have the same shape and exactly the same elements."""
     return bool(np.array_equal(on_host(a), on_host(b)))
 
 
 def almost_equal(
-    a: Any, b: Any, rtol: Tolerance = None, atol: Tolerance = None, equal_nan: bool = False,
+    a: object, b: object, rtol: Tolerance = None, atol: Tolerance = None, equal_nan: bool = False,
     use_broadcast: bool = False,
 ) -> bool:  # fmt: skip
     """Return whether two arrays are equal within ``rtol·|b| + atol`` everywhere.
@@ -44,7 +44,7 @@ def almost_equal(
 
 
 def assert_almost_equal(
-    a: Any, b: Any, rtol: Tolerance = None, atol: Tolerance = None, names: tuple[str, str] = ("a", "b"),
+    a: object, b: object, rtol: Tolerance = None, atol: Tolerance = None, names: tuple[str, str] = ("a", "b"),
     equal_nan: bool = False, use_broadcast: bool = True, mismatches: tuple[int, int] = (10, 10),
 ) -> None:  # fmt: skip
     """Check that two arrays are equal within ``rtol·|b| + atol`` everywhere.
@@ -106,7 +106,7 @@ def _can_broadcast(one: Numbers, other: Numbers) -> bool:
 
 
 def assert_allclose(
-    a: Any, b: Any, rtol: Tolerance = 1e-07, atol: Tolerance = 0, equal_nan: bool = True,
+    a: object, b: object, rtol: Tolerance = 1e-07, atol: Tolerance = 0, equal_nan: bool = True,
     names: tuple[str, str] = ("a", "b"),
 ) -> None:  # fmt: skip
     """Check as ``np.testing.assert_allclose`` does, also for flowmx's arrays.
@@ -118,7 +118,7 @@ def assert_allclose(
 
 
 def assert_almost_equal_ignore_nan(
-    a: Any, b: Any, rtol: Tolerance = None, atol: Tolerance = None, names: tuple[str, str] = ("a", "b")
+    a: object, b: object, rtol: Tolerance = None, atol: Tolerance = None, names: tuple[str, str] = ("a", "b")
 ) -> None:
     """Check as :func:`assert_almost_equal`, except where one of the arrays is NaN.
 
@@ -132,7 +132,7 @@ def assert_almost_equal_ignore_nan(
 
 
 def assert_almost_equal_with_err(
-    a: Any, b: Any, rtol: Tolerance = None, atol: Tolerance = None, etol: float | None = None,
+    a: object, b: object, rtol: Tolerance = None, atol: Tolerance = None, etol: float | None = None,
     names: tuple[str, str] = ("a", "b"), equal_nan: bool = False, mismatches: tuple[int, int] = (10, 10),
 ) -> None:  # fmt: skip
     """Check as :func:`assert_almost_equal`, but allow a fraction ``etol`` of wrong elements.

@@ -82,9 +82,9 @@ def retry(n: int) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     if n < 1:
         raise ValueError(f"retry: n is {n}, expected at least 1")
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., None]:
+    def decorate(function: Callable[..., object]) -> Callable[..., None]:
         @functools.wraps(function)
-        def repeated(*args: Any, **kwargs: Any) -> None:
+        def repeated(*args: object, **kwargs: object) -> None:
             for _ in range(n - 1):
                 try:
                     function(*args, **kwargs)
@@ -99,8 +99,8 @@ def retry(n: int) -> Callable[[Callable[..., Any]], Callable[..., None]]:
 
 
 def assert_exception(
-    f: Callable[..., Any], exception_type: type[BaseException] | tuple[type[BaseException], ...], *args: Any,
-    **kwargs: Any,
+    f: Callable[..., object], exception_type: type[BaseException] | tuple[type[BaseException], ...], *args: object,
+    **kwargs: object,
 ) -> None:  # fmt: skip
     """Check that a call raises an exception.
 
@@ -129,7 +129,7 @@ def discard_stderr() -> Iterator[None]:
 
 
 def compare_optimizer(
-    opt1: Optimizer, opt2: Optimizer, shape: Sequence[Any], dtype: Any, w_stype: str = "default",
+    opt1: Optimizer, opt2: Optimizer, shape: Sequence[object], dtype: object, w_stype: str = "default",
     g_stype: str = "default", rtol: float = 1e-4, atol: float = 1e-5, compare_states: bool = True, ntensors: int = 1,
 ) -> None:  # fmt: skip
     """Check that two optimizers update equal weights equally.

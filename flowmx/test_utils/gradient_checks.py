@@ -164,7 +164,7 @@ class _Projection:
 
 def _subject(
     sym: str | Symbol | Function, location: Sequence[Any] | Mapping[str, Any], aux_states: Values,
-    parameters: Mapping[str, Any] | None, dtype: np.dtype[Any],
+    parameters: Mapping[str, object] | None, dtype: np.dtype[Any],
 ) -> _Subject:  # fmt: skip
     if isinstance(sym, Symbol):
         names = sym.list_arguments()
@@ -207,7 +207,7 @@ def _positions(names: Sequence[str], nodes: Sequence[int | str] | Mapping[str, s
     return [names.index(node) if isinstance(node, str) else node for node in nodes]
 
 
-def _operator_function(name: str, parameters: Mapping[str, Any] | None) -> Function:
+def _operator_function(name: str, parameters: Mapping[str, object] | None) -> Function:
     lookup(name)
     return lambda *arrays: F.op(name, *arrays, **(parameters or {}))
 
@@ -244,7 +244,7 @@ def _half_rise(
 
 
 def numeric_grad(
-    executor: Any, location: Mapping[str, Any], aux_states: Mapping[str, Any] | None = None, eps: float = 1e-4,
+    executor: Any, location: Mapping[str, object], aux_states: Mapping[str, Any] | None = None, eps: float = 1e-4,
     use_forward_train: bool = True, dtype: Any = np.float32,
 ) -> dict[str, Numbers]:  # fmt: skip
     """Return the central differences of the sum of an executor's first output, by argument.

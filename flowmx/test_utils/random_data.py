@@ -53,7 +53,7 @@ def rand_coord_2d(x_low: int, x_high: int, y_low: int, y_high: int) -> tuple[int
 
 
 def rand_ndarray(
-    shape: Shape, stype: str = "default", density: float | None = None, dtype: Any = None,
+    shape: Shape, stype: str = "default", density: float | None = None, dtype: object = None,
     modifier_func: Callable[[Any], Any] | None = None, shuffle_csr_indices: bool = False,
     distribution: str | None = None, ctx: Context | None = None, scale: float | None = None,
 ) -> NDArray:  # fmt: skip
@@ -92,7 +92,7 @@ def _spread(scale: float) -> Callable[[Any], Any]:
 
 def rand_sparse_ndarray(
     shape: Shape, stype: str, density: float | None = None, dtype: Any = None, distribution: str | None = None,
-    data_init: float | None = None, rsp_indices: Any = None, modifier_func: Callable[[Any], Any] | None = None,
+    data_init: float | None = None, rsp_indices: object = None, modifier_func: Callable[[Any], Any] | None = None,
     shuffle_csr_indices: bool = False, ctx: Context | None = None,
 ) -> tuple[NDArray, tuple[Any, ...]]:  # fmt: skip
     """Return a sparse array of random numbers from 0 to 1, and its parts.
@@ -183,7 +183,7 @@ def _shuffle(indptr: Numbers, columns: Numbers) -> None:
 
 
 def create_sparse_array(
-    shape: Shape, stype: str, data_init: float | None = None, rsp_indices: Any = None, dtype: Any = None,
+    shape: Shape, stype: str, data_init: float | None = None, rsp_indices: object = None, dtype: object = None,
     modifier_func: Callable[[Any], Any] | None = None, density: float = 0.5, shuffle_csr_indices: bool = False,
 ) -> NDArray:  # fmt: skip
     """Return a sparse array by the arguments of :func:`rand_sparse_ndarray`; ``rsp_indices`` may be unsorted."""
@@ -194,8 +194,8 @@ def create_sparse_array(
 
 
 def create_sparse_array_zd(
-    shape: Shape, stype: str, density: float, data_init: float | None = None, rsp_indices: Any = None,
-    dtype: Any = None, modifier_func: Callable[[Any], Any] | None = None, shuffle_csr_indices: bool = False,
+    shape: Shape, stype: str, density: float, data_init: float | None = None, rsp_indices: object = None,
+    dtype: object = None, modifier_func: Callable[[Any], Any] | None = None, shuffle_csr_indices: bool = False,
 ) -> NDArray:  # fmt: skip
     """Return an array of :func:`create_sparse_array`; a row_sparse array stores only the rows ``rsp_indices``."""
     share = 0.0 if stype == "row_sparse" else density
@@ -228,12 +228,12 @@ def random_sample(population: MutableSequence[Any], k: int) -> Any:
     return shuffled[:k]
 
 
-def create_vector(size: int, dtype: Any = np.int64) -> NDArray:
+def create_vector(size: int, dtype: object = np.int64) -> NDArray:
     """Return the vector 0, 1, 2, ..."""
     return arange(0, size, dtype=dtype)
 
 
-def create_2d_tensor(rows: int, columns: int, dtype: Any = np.int64) -> NDArray:
+def create_2d_tensor(rows: int, columns: int, dtype: object = np.int64) -> NDArray:
     """Return a matrix whose elements are their row numbers."""
     return array(np.repeat(np.arange(rows)[:, None], columns, axis=1), dtype=dtype)
 
@@ -308,7 +308,7 @@ def _mapped(function: Callable[..., Any], *inputs: Numbers) -> Numbers:
 
 
 def np_reduce(
-    dat: Numbers, axis: int | Sequence[int] | None, keepdims: bool, numpy_reduce_func: Callable[..., Any]
+    dat: Numbers, axis: int | Sequence[int] | None, keepdims: bool, numpy_reduce_func: Callable[..., object]
 ) -> Any:
     """Reduce the axes one by one with a NumPy function such as ``np.sum``."""
     axes = range(dat.ndim) if axis is None else [axis] if isinstance(axis, int) else axis

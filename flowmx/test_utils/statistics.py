@@ -44,7 +44,7 @@ def var_check(generator: Generator, sigma: float, nsamples: int = 1000000) -> bo
 
 
 def chi_square_check(
-    generator: Generator, buckets: Sequence[Any], probs: Sequence[float], nsamples: int = 1000000
+    generator: Generator, buckets: Sequence[object], probs: Sequence[float], nsamples: int = 1000000
 ) -> tuple[float, Numbers, Numbers]:
     """Compare the frequencies of random numbers in buckets with their expected frequencies.
 
@@ -95,7 +95,7 @@ def _counts(samples: Numbers, buckets: Sequence[Any]) -> Numbers:
 
 
 def verify_generator(
-    generator: Generator, buckets: Sequence[Any], probs: Sequence[float], nsamples: int = 1000000, nrepeat: int = 5,
+    generator: Generator, buckets: Sequence[object], probs: Sequence[float], nsamples: int = 1000000, nrepeat: int = 5,
     success_rate: float = 0.2, alpha: float = 0.05,
 ) -> list[float]:  # fmt: skip
     """Repeat :func:`chi_square_check` and return the p-values.

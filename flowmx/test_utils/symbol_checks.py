@@ -27,7 +27,7 @@ log = logging.getLogger("flowmx.test_utils")
 Values = Sequence[Any] | Mapping[str, Any]
 
 
-def simple_forward(sym: Symbol, ctx: Context | None = None, is_train: bool = False, **inputs: Any) -> Any:
+def simple_forward(sym: Symbol, ctx: Context | None = None, is_train: bool = False, **inputs: object) -> Any:
     """Bind arrays to a symbol by name, run it, and return its output as a NumPy array, or a list of arrays."""
     executor = sym.bind(ctx or current_context(), {name: array(value, ctx) for name, value in inputs.items()})
     outputs = [output.asnumpy() for output in executor.forward(is_train=is_train)]
@@ -36,7 +36,7 @@ def simple_forward(sym: Symbol, ctx: Context | None = None, is_train: bool = Fal
 
 def check_symbolic_forward(
     sym: Symbol, location: Values, expected: Values, rtol: Tolerance = None, atol: Tolerance = None,
-    aux_states: Values | None = None, ctx: Context | None = None, equal_nan: bool = False, dtype: Any = np.float32,
+    aux_states: Values | None = None, ctx: Context | None = None, equal_nan: bool = False, dtype: object = np.float32,
 ) -> list[NDArray]:  # fmt: skip
     """Compare a symbol's outputs with the expected ones.
 
@@ -78,7 +78,7 @@ def check_symbolic_backward(
     sym: Symbol, location: Values, out_grads: Values | None, expected: Values, rtol: Tolerance = None,
     atol: Tolerance = None, aux_states: Values | None = None,
     grad_req: str | Sequence[str] | Mapping[str, str] = "write", ctx: Context | None = None,
-    grad_stypes: Mapping[str, str] | None = None, equal_nan: bool = False, dtype: Any = np.float32,
+    grad_stypes: Mapping[str, str] | None = None, equal_nan: bool = False, dtype: object = np.float32,
 ) -> dict[str, NDArray]:  # fmt: skip
     """Compare a symbol's gradients with the expected ones.
 
@@ -134,10 +134,11 @@ def check_symbolic_backward(
 
 
 def check_consistency(
-    sym: Symbol | Sequence[Symbol], ctx_list: Sequence[Mapping[str, Any]], scale: float = 1.0, grad_req: Any = "write",
-    arg_params: dict[str, Any] | None = None, aux_params: dict[str, Any] | None = None, rtol: Tolerance = None,
-    atol: Tolerance = None, raise_on_err: bool = True, ground_truth: Mapping[str, Any] | None = None,
-    equal_nan: bool = False, use_uniform: bool = False, rand_type: Any = np.float64,
+    sym: Symbol | Sequence[Symbol], ctx_list: Sequence[Mapping[str, Any]], scale: float = 1.0,
+    grad_req: object = "write", arg_params: dict[str, Any] | None = None, aux_params: dict[str, Any] | None = None,
+    rtol: Tolerance = None, atol: Tolerance = None, raise_on_err: bool = True,
+    ground_truth: Mapping[str, object] | None = None, equal_nan: bool = False, use_uniform: bool = False,
+    rand_type: Any = np.float64,
 ) -> dict[str, Any]:  # fmt: skip
     """Check that a symbol, or several symbols, compute the same on several devices and in several dtypes.
 
@@ -225,8 +226,8 @@ def _narrowest(values: Sequence[Numbers | None]) -> Numbers:
 
 
 def _compare(
-    values: Mapping[str, Any], target: Mapping[str, Any], label: str, rtol: Tolerance, atol: Tolerance, equal_nan: bool,
-    raise_on_err: bool,
+    values: Mapping[str, object], target: Mapping[str, object], label: str, rtol: Tolerance, atol: Tolerance,
+    equal_nan: bool, raise_on_err: bool,
 ) -> None:  # fmt: skip
     outputs = [value for value in (*values.values(), *target.values()) if value is not None]
     least = min((on_host(value) for value in outputs), key=lambda value: value.dtype.itemsize)
@@ -244,8 +245,8 @@ def _compare(
 
 
 def check_speed(
-    sym: Symbol, location: Mapping[str, Any] | None = None, ctx: Context | None = None, N: int = 20,
-    grad_req: Any = None, typ: str = "whole", **kwargs: Sequence[int],
+    sym: Symbol, location: Mapping[str, object] | None = None, ctx: Context | None = None, N: int = 20,
+    grad_req: object = None, typ: str = "whole", **kwargs: Sequence[int],
 ) -> float:  # fmt: skip
     """Return the seconds that a run of a symbol takes.
 
@@ -302,7 +303,9 @@ def _dtype(value: Any, dtype: Any) -> Any:
     return value.dtype if isinstance(dtype, str) and dtype == "asnumpy" else dtype
 
 
-def _arrays(argument: str, names: Sequence[str], values: Values, ctx: Context | None, dtype: Any) -> dict[str, NDArray]:
+def _arrays(
+    argument: str, names: Sequence[str], values: Values, ctx: Context | None, dtype: object
+) -> dict[str, NDArray]:
     """Return arrays by name; arrays of flowmx are not copied."""
     by_name = _by_name(argument, names, values)
     if len(by_name) < len(names):
@@ -310,19 +313,19 @@ def _arrays(argument: str, names: Sequence[str], values: Values, ctx: Context | 
     return {name: _array(value, ctx, dtype) for name, value in by_name.items()}
 
 
-def _array(value: Any, ctx: Context | None, dtype: Any) -> NDArray:
+def _array(value: object, ctx: Context | None, dtype: object) -> NDArray:
     if isinstance(value, NDArray):
         return value
     host = np.asarray(value)
     return array(host, ctx, _dtype(host, dtype))
 
 
-def _states(sym: Symbol, values: Values | None, ctx: Context | None, dtype: Any) -> dict[str, NDArray] | None:
+def _states(sym: Symbol, values: Values | None, ctx: Context | None, dtype: object) -> dict[str, NDArray] | None:
     names = sym.list_auxiliary_states()
     return None if values is None else _arrays("aux_states", names, values, ctx, dtype)
 
 
-def _heads(sym: Symbol, values: Values, ctx: Context | None, dtype: Any) -> list[NDArray]:
+def _heads(sym: Symbol, values: Values, ctx: Context | None, dtype: object) -> list[NDArray]:
     names = sym.list_outputs()
     gradients = _arrays("out_grads", names, values, ctx, dtype)
     return [gradients[name] for name in names]

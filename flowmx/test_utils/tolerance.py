@@ -51,12 +51,12 @@ def default_dtype() -> type[np.float32]:
     return np.float32
 
 
-def effective_dtype(dat: Any) -> np.dtype[Any]:
+def effective_dtype(dat: object) -> np.dtype[Any]:
     """Return the dtype that determines the tolerance of an array."""
     return np.dtype(dat.dtype) if hasattr(dat, "dtype") else np.asarray(dat).dtype
 
 
-def get_tolerance(dat: Any, tol: Tolerance, default_tol: Mapping[np.dtype[Any], float]) -> float:
+def get_tolerance(dat: object, tol: Tolerance, default_tol: Mapping[np.dtype[Any], float]) -> float:
     """Return a number unchanged; otherwise look up the array's dtype in ``tol`` or the default table."""
     if isinstance(tol, int | float):
         return tol
@@ -65,7 +65,7 @@ def get_tolerance(dat: Any, tol: Tolerance, default_tol: Mapping[np.dtype[Any], 
     return tolerances.get(dtype, default_tol.get(dtype, 0.0))
 
 
-def get_tols(x: Any, y: Any, rtol: Tolerance, atol: Tolerance) -> tuple[float, float]:
+def get_tols(x: object, y: object, rtol: Tolerance, atol: Tolerance) -> tuple[float, float]:
     """Return the relative and absolute tolerances for two arrays, the larger of each pair."""
     relative = max(get_tolerance(value, rtol, default_rtols()) for value in (x, y))
     return relative, max(get_tolerance(value, atol, default_atols()) for value in (x, y))
@@ -86,6 +86,6 @@ def get_etol(etol: float | None = None) -> float:
     return 0.0 if etol is None else etol
 
 
-def on_host(value: Any) -> Numbers:
+def on_host(value: object) -> Numbers:
     """Return an array or a number as a NumPy array."""
     return value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)

@@ -47,7 +47,7 @@ class Dot:
         replace_file(path, [self.source.encode()])
         return path
 
-    def render(self, filename: str | Path | None = None, *_: Any, **__: Any) -> str:
+    def render(self, filename: str | Path | None = None, *_: object, **__: object) -> str:
         """Write the drawing to an SVG file. Other formats need graphviz's program.
 
         Args:

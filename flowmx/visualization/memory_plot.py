@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from flowmx.graph.plan import Plan
 
 
-def plot_memory(plan: Any, path: str | Path | None = None) -> str:
+def plot_memory(plan: object, path: str | Path | None = None) -> str:
     """Plot the memory blocks of a bound network over the steps of a run.
 
     The horizontal axis is the step and the vertical axis the address; a bar is a block during its lifetime. Values of

@@ -52,7 +52,7 @@ def plot_network(
     title: str = "plot",
     save_format: str = "pdf",
     shape: Mapping[str, Sequence[int]] | None = None,
-    dtype: Mapping[str, Any] | None = None,
+    dtype: Mapping[str, object] | None = None,
     node_attrs: Mapping[str, str] | None = None,
     hide_weights: bool = True,
 ) -> Any:
@@ -109,7 +109,7 @@ def _drawing(title: str, save_format: str, picture: Callable[[], str]) -> Any:
         render, view = Dot.render, Dot.view
         _repr_svg_ = Dot._repr_svg_
 
-        def _repr_mimebundle_(self, *_: Any, **__: Any) -> dict[str, str]:
+        def _repr_mimebundle_(self, *_: object, **__: object) -> dict[str, str]:
             return {"image/svg+xml": picture()}
 
     digraph = SelfDrawingDigraph(name=title, format=save_format)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from flowmx.graph.node import Entry, Node
 from flowmx.ops.registry.dtypes import FLOAT32, DType, as_dtype
@@ -43,7 +42,7 @@ def shapes_of(what: str, symbol: Symbol, input_shapes: Mapping[str, Sequence[int
     return dict(zip(inner.entries, shapes, strict=True))
 
 
-def dtypes_of(symbol: Symbol, input_dtypes: Mapping[str, Any]) -> dict[Entry, DType]:
+def dtypes_of(symbol: Symbol, input_dtypes: Mapping[str, object]) -> dict[Entry, DType]:
     """Infer the dtypes of all values of a network from the dtypes of some inputs."""
     inner = symbol.get_internals()
     dtypes = inner.infer_type_partial(**input_dtypes)[1]

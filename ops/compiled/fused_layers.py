@@ -59,7 +59,7 @@ class Fused(Operator, hidden=True):
     def inputs(self) -> tuple[str, ...]:
         return (*super().inputs(), *(["scale"] if self.scaled else []), *(["addend"] if self.added else []))
 
-    def parts(self, values: Sequence[Any]) -> LayerInputs:
+    def parts(self, values: Sequence[object]) -> LayerInputs:
         """Return the inputs, or values that belong to them, by role."""
         by_name = dict(zip(self.inputs(), values, strict=True))
         return LayerInputs(*[by_name.get(name) for name in LayerInputs._fields])

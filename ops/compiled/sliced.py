@@ -42,7 +42,7 @@ class Sliced(Operator, hidden=True):
     """True if the plan begins and ends with copies (:class:`Staged`) to and from fixed addresses."""
 
     @classmethod
-    def of(cls, **fields: Any) -> Sliced:
+    def of(cls, **fields: object) -> Sliced:
         """Create an operator with these fields."""
         op = cls()
         for name, value in {**fields, "_specs": {}}.items():

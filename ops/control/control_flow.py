@@ -72,7 +72,7 @@ class Flow(Operator, heavy=True, hidden=True, mode_matters=True):
         object.__setattr__(op, "_backward", _Backward.of(op))
         return op
 
-    def detach(self, work: Operation, inputs: Sequence[Any]) -> None:
+    def detach(self, work: Operation, inputs: Sequence[object]) -> None:
         custom.detach(work)
 
     def inputs(self) -> tuple[str, ...]:
@@ -122,7 +122,7 @@ class Flow(Operator, heavy=True, hidden=True, mode_matters=True):
 
     # -- helpers ---------------------------------------------------------------------------------------
 
-    def with_bodies(self, bodies: Sequence[Any]) -> Flow:
+    def with_bodies(self, bodies: Sequence[object]) -> Flow:
         """Return the same operator with other bodies."""
         op = type(self).create(**{name: getattr(self, name) for name in self.parameters}, subgraphs=tuple(bodies))
         return cast("Flow", op)
@@ -248,10 +248,10 @@ class _Backward(Operator, hidden=True, heavy=True):
         op.with_traits(detached=flow.traits.detached)
         return op
 
-    def detach(self, work: Operation, inputs: Sequence[Any]) -> None:
+    def detach(self, work: Operation, inputs: Sequence[object]) -> None:
         custom.detach(work)
 
-    def _split(self, items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+    def _split(self, items: Sequence[object]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
         start, stop = self.flow.num_outputs, self.flow.num_outputs + len(self.flow.inputs())
         return items[:start], items[start:stop], items[stop:]
 

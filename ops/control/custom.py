@@ -116,7 +116,7 @@ class UserOperator(Operator, detached=True, heavy=True):
         """The name that the user gave to the operator."""
         raise NotImplementedError
 
-    def method(self, device: Any, memo: dict[Any, Any] | None, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def method(self, device: object, memo: dict[Any, Any] | None, inputs: Sequence[object]) -> Callable[..., Any]:
         """Return the user's method to call for these inputs."""
         raise NotImplementedError
 
@@ -146,7 +146,7 @@ class UserOperator(Operator, detached=True, heavy=True):
         if pending is not None:
             await_on_loop(self.name, pending)
 
-    def is_coroutine(self, device: Any, inputs: Sequence[Any]) -> bool:
+    def is_coroutine(self, device: object, inputs: Sequence[object]) -> bool:
         """Return whether the user's method is a coroutine function."""
         return inspect.iscoroutinefunction(self.method(device, None, inputs))
 
@@ -196,7 +196,7 @@ class Custom(UserOperator, open_ended=True, precision=Precision.FLOAT32):
     instances: ClassVar[_InstanceCache]
 
     @classmethod
-    def create(cls, /, **parameters: Any) -> Operator:
+    def create(cls, /, **parameters: object) -> Operator:
         """Create an operator; each has its own state, so none is shared.
 
         Raises:
@@ -324,12 +324,12 @@ class Custom(UserOperator, open_ended=True, precision=Precision.FLOAT32):
 
     # -- computing -------------------------------------------------------------------------------------
 
-    def instance(self, device: Any, memo: dict[Any, Any] | None, inputs: Sequence[Any]) -> Any:
+    def instance(self, device: object, memo: dict[Any, Any] | None, inputs: Sequence[object]) -> Any:
         """Return the user's operator object: one for each call, or for each bound graph (which has a ``memo``)."""
         cache = self.instances if memo is None else memo.setdefault((self, "instances"), _InstanceCache(self.prop))
         return cache.get(device, inputs[: len(self.inputs())])
 
-    def method(self, device: Any, memo: dict[Any, Any] | None, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def method(self, device: object, memo: dict[Any, Any] | None, inputs: Sequence[object]) -> Callable[..., Any]:
         forward: Callable[..., Any] = self.instance(device, memo, inputs).forward
         return forward
 
@@ -430,7 +430,7 @@ class BackwardCustom(UserOperator, hidden=True):
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return dtypes, list(self.input_specs[1])
 
-    def method(self, device: Any, memo: dict[Any, Any] | None, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def method(self, device: object, memo: dict[Any, Any] | None, inputs: Sequence[object]) -> Callable[..., Any]:
         like = [_ArraySpec(shape, dtype) for shape, dtype in zip(*self.input_specs, strict=True)]
         backward: Callable[..., Any] = self.primal.instance(device, memo, like).backward
         return backward
@@ -452,7 +452,7 @@ class BackwardCustom(UserOperator, hidden=True):
         }  # fmt: skip
 
 
-def _parse_lists(hook_name: str, result: Any, length: int) -> list[list[str]]:
+def _parse_lists(hook_name: str, result: object, length: int) -> list[list[str]]:
     """Return the lists of storage types in the result of a hook: ``length`` lists, or one more.
 
     Raises:

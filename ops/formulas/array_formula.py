@@ -121,7 +121,7 @@ class ArrayFormula:
         ufunc: the name of the array function that is equal to the formula, or None.
     """
 
-    def __init__(self, formula: Callable[..., Any], count: int = 1, p: Any = None) -> None:
+    def __init__(self, formula: Callable[..., object], count: int = 1, p: object = None) -> None:
         self._inputs = [placeholder(position) for position in range(count)]
         outputs = formula(Parameters(p), *self._inputs)
         self._outputs: Sequence[Expr] = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -138,7 +138,7 @@ class ArrayFormula:
         self.ufunc = _NAMES.get(single.kind, single.kind) if single is not None and self._special is None else None
         self._numbers_by_dtype: dict[DType, dict[Expr, Any]] = {}
 
-    def numbers(self, p: Any, dtype: DType) -> dict[Expr, Any]:
+    def numbers(self, p: object, dtype: DType) -> dict[Expr, Any]:
         """Return the numbers of a call: the constants of the formula and its uniform expressions.
 
         Args:

@@ -110,7 +110,7 @@ def make(kind: str, *operands: Operand) -> Expr:
     return _intern(kind, args, None)
 
 
-def _intern(kind: str, args: tuple[Expr, ...], value: Any) -> Expr:
+def _intern(kind: str, args: tuple[Expr, ...], value: object) -> Expr:
     # A zero's sign matters, and 1 == 1.0 == True.
     key = (kind, tuple(map(id, args)), repr(value))
     expr = _interned.get(key)

@@ -34,7 +34,7 @@ class FrontendFormula:
         reads: the names of the inputs that the formula depends on.
     """
 
-    def __init__(self, formula: Callable[..., Expr], names: Sequence[str], p: Any = None) -> None:
+    def __init__(self, formula: Callable[..., Expr], names: Sequence[str], p: object = None) -> None:
         inputs = {placeholder(name): name for name in names}
         self._expr = formula(Parameters(p), *inputs)
         self._uniforms = [expr for expr in uniforms([self._expr]) if expr is not self._expr]
@@ -42,7 +42,7 @@ class FrontendFormula:
         terms = inputs | {expr: f"u[{index}]" for index, expr in enumerate(self._uniforms)}
         self._function = None if self._expr.uniform else _compile_formula(self._expr, terms, self.reads)
 
-    def __call__(self, F: Functions, p: Any, *values: Tensor) -> Tensor | float:
+    def __call__(self, F: Functions, p: object, *values: Tensor) -> Tensor | float:
         """Return the value for the inputs in :attr:`reads`.
 
         Args:

@@ -6,7 +6,6 @@ The products read the heads of queries, keys and values where they are, and writ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,7 @@ _SCORES = 1 << 18
 """The scores of some samples, which stay in the second-level cache."""
 
 
-def _takes(op: Any, dtype: DType) -> bool:
+def _takes(op: object, dtype: DType) -> bool:
     return blocks.computes(dtype)
 
 

@@ -15,7 +15,7 @@ from flowmx.ops.registry.kernels import kernel
 from flowmx.ops.registry.operators import Array, Run
 
 
-def _takes(op: Any, dtype: DType) -> bool:
+def _takes(op: object, dtype: DType) -> bool:
     return dtype in FLOATS
 
 

@@ -102,7 +102,7 @@ class _Gemm(Product):
         return 2 * length * math.prod(outputs[0]), super().cost(inputs, outputs)[1]
 
     def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
-        def product(left: Any, right: Any, **flags: bool) -> Any:
+        def product(left: object, right: object, **flags: bool) -> Any:
             return F.op("_linalg_gemm2", left, right, alpha=self.alpha, axis=self.axis, **flags)
 
         return product_gradient(product, inputs[0], inputs[1], heads[0], self.transpose_a, self.transpose_b)

@@ -357,7 +357,7 @@ def _reversed_methods(row: Row) -> dict[str, Any]:
 
 
 def _make(
-    row: Row, names: tuple[str, ...], base: type[Operator], doc: str, methods: dict[str, Any], **traits: Any
+    row: Row, names: tuple[str, ...], base: type[Operator], doc: str, methods: dict[str, Any], **traits: object
 ) -> None:
     """Register one of a row's operators, if it has names."""
     if not names:

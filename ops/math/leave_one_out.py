@@ -27,7 +27,9 @@ def leave_one_out_products(xp: ArrayNamespace, x: Array, axes: Sequence[int]) ->
     return result
 
 
-def leave_one_out_derivative(x: Any, change: Any, count: int, cut: Callable[..., Any], join: Callable[..., Any]) -> Any:
+def leave_one_out_derivative(
+    x: object, change: object, count: int, cut: Callable[..., object], join: Callable[..., object]
+) -> Any:
     """Return the derivative of :func:`leave_one_out_products` along the last axis, for a change of the factors.
 
     The factors are multiplied in pairs, as a tree, so all higher derivatives exist, also at factors of 0. The Jacobian
@@ -86,10 +88,10 @@ class LeaveOneOutProducts(Reduction, hidden=True, precision=Precision.FLOAT32):
         moved_shape = tuple([shape[axis] for axis in order])
         count = math.prod(shape[axis] for axis in axes)
 
-        def rows(array: Any) -> Any:
+        def rows(array: object) -> Any:
             return F.op("Reshape", F.op("transpose", array, axes=order), shape=(-1, count))
 
-        def cut(array: Any, start: int, stop: int) -> Any:
+        def cut(array: object, start: int, stop: int) -> Any:
             return F.op("slice_axis", array, axis=1, begin=start, end=stop)
 
         def join(parts: list[Any]) -> Any:

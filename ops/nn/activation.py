@@ -368,7 +368,7 @@ class _Softmax(Operator, batch_wise=BatchWise.EACH):
         position = xp.arange(x.shape[axis]).reshape(-1, *(1,) * (x.ndim - axis - 1))
         return position < xp.expand_dims(length, axis)
 
-    def grads(self, gradient: Any) -> list[Any]:
+    def grads(self, gradient: object) -> list[Any]:
         """Return the gradient of the data, and None for the lengths."""
         return [gradient, None][: len(self.inputs())]
 

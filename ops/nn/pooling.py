@@ -218,7 +218,7 @@ class Pooling(
         pad = (0,) * count if self.global_pool or not self.pad else self.pad
         return [_Axis(i + 1, kernel[i], stride[i], pad[i], size[i], out[i]) for i in range(count)]
 
-    def counts(self, xp: ArrayNamespace, lines: Sequence[_Axis], dtype: Any) -> Array:
+    def counts(self, xp: ArrayNamespace, lines: Sequence[_Axis], dtype: object) -> Array:
         """Return the number of elements that each window averages, (*out), or (*out, 1) with the channels last."""
         total: Array = xp.ones((), dtype)
         for line in lines:

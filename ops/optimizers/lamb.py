@@ -48,7 +48,7 @@ _CORRECTION = option(True, "Correct the bias of the averages, which start at 0."
 _formulas: dict[Hashable, ArrayFormula] = {}
 
 
-def direction(run: Run, p: Any, inputs: Sequence[Array], out: Array) -> None:
+def direction(run: Run, p: object, inputs: Sequence[Array], out: Array) -> None:
     """Compute the direction of the step from weight, gradient, mean and variance; update mean and variance."""
     form = updates.lamb_variant_key(p)
     if form not in _formulas:
@@ -58,7 +58,7 @@ def direction(run: Run, p: Any, inputs: Sequence[Array], out: Array) -> None:
         _formulas[form].run(run.xp, numbers, (w, grad, mean, var), (target, mean, var))
 
 
-def direction_fast(run: Run, p: Any, inputs: Sequence[Array], out: Array) -> None:
+def direction_fast(run: Run, p: object, inputs: Sequence[Array], out: Array) -> None:
     """Compute :func:`direction` by the kernel if there is one."""
     kernel = kernel_for(run.device.kernels, "lamb_update_phase1")
     try_compute = None if kernel is None else kernel.try_compute

@@ -84,7 +84,7 @@ class Group(Operator):
     def outputs(self) -> tuple[str, ...]:
         return tuple(f"output{index}" for index in range(self.count))
 
-    def parts(self, items: Sequence[Any]) -> tuple[list[list[Any]], list[Any]]:
+    def parts(self, items: Sequence[object]) -> tuple[list[list[Any]], list[Any]]:
         """Return the inputs of each weight, and the inputs after them."""
         group_size = self.inputs_counted[0]
         stop = group_size * self.count

@@ -74,7 +74,7 @@ def state_docs(states: Sequence[str], mixed: bool) -> dict[str, str]:
     return dict.fromkeys(states, f"the shape of weight, {dtype}; a state, updated in place")
 
 
-def update(run: Run, rule: Rule, p: Any, mixed: bool, inputs: Sequence[Array], out: Array) -> None:
+def update(run: Run, rule: Rule, p: object, mixed: bool, inputs: Sequence[Array], out: Array) -> None:
     """Update one weight.
 
     Args:
@@ -119,7 +119,7 @@ def mixed_update(device_type: str) -> Callable[[X], X]:
 _formulas: dict[Hashable, ArrayFormula] = {}
 
 
-def _on_arrays(rule: Rule, p: Any, count: int) -> ArrayFormula:
+def _on_arrays(rule: Rule, p: object, count: int) -> ArrayFormula:
     key = (rule.name, updates.variant_key(p))
     if key not in _formulas:
         _formulas[key] = ArrayFormula(rule.formula, count, p)
@@ -166,7 +166,7 @@ def update_many(run: Run, weight_updates: Sequence[WeightUpdate]) -> None:
             update(run, rule, p, mixed, inputs, out)
 
 
-def update_fast(run: Run, rule: Rule, p: Any, mixed: bool, inputs: Sequence[Array], out: Array) -> None:
+def update_fast(run: Run, rule: Rule, p: object, mixed: bool, inputs: Sequence[Array], out: Array) -> None:
     """Compute :func:`update` by the rule's kernel if there is one; ``p`` also has the attribute ``rule``."""
     update_many(run, [WeightUpdate(rule, p, mixed, inputs, out)])
 

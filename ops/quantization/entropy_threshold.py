@@ -212,5 +212,5 @@ class CalibrateEntropy(Operator, no_gradient=True):
         outputs[1][...] = divergence
 
 
-def _on_host(array: Any) -> Any:
+def _on_host(array: object) -> Any:
     return array.get() if hasattr(array, "get") else array

@@ -229,7 +229,7 @@ def _float_operator(op: Convolution) -> Operator:
     return _cached_operator(op, "_real", Convolution)
 
 
-def _cached_operator(op: Convolution, name: str, kind: type[Operator], **extra: Any) -> Operator:
+def _cached_operator(op: Convolution, name: str, kind: type[Operator], **extra: object) -> Operator:
     cached: Operator | None = op.__dict__.get(name)
     if cached is None:
         parameters = {name: value for name, value in layer_parameters(op).items() if name in Convolution.parameters}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 
@@ -128,7 +128,7 @@ class ConvolutionByFilters(
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return dtypes, [INT32, FLOAT32, FLOAT32]
 
-    def cost(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[int, int]:
+    def cost(self, inputs: Sequence[object], outputs: Sequence[object]) -> tuple[int, int]:
         cost: tuple[int, int] = self.part.layer.cost(inputs[: len(self.part.layer.inputs())], outputs[:1])
         return cost
 
@@ -168,7 +168,7 @@ class ProductByPacked(Operator, hidden=True, no_gradient=True, heavy=True, multi
         in_dtypes, outputs = self.part.infer_type(dtypes[:-1])
         return [*in_dtypes, INT8], outputs
 
-    def cost(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[int, int]:
+    def cost(self, inputs: Sequence[object], outputs: Sequence[object]) -> tuple[int, int]:
         return self.part.cost(inputs[:-1], outputs)
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -181,7 +181,7 @@ class ProductByPacked(Operator, hidden=True, no_gradient=True, heavy=True, multi
 OpT = TypeVar("OpT", bound=Operator)
 
 
-def _with_attributes(op: OpT, **attributes: Any) -> OpT:
+def _with_attributes(op: OpT, **attributes: object) -> OpT:
     """Set attributes of an operator that are not parameters."""
     for name, value in {**attributes, "_specs": {}}.items():
         object.__setattr__(op, name, value)

@@ -7,7 +7,7 @@ between operators: most use half a step more than the type has, 127.5 and 255.5.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -70,7 +70,7 @@ def product_magnitude(first: np.float32, second: np.float32, second_dtype: DType
     return np.float32(unit * _LARGEST)
 
 
-def put_range(outputs: Sequence[Array], low: Any, high: Any) -> None:
+def put_range(outputs: Sequence[Array], low: object, high: object) -> None:
     """Write the range of a result into the second and third output."""
     outputs[1][...] = low
     outputs[2][...] = high

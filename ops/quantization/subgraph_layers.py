@@ -181,7 +181,7 @@ class SubgraphLayer(Operator, hidden=True, no_gradient=True, heavy=True, multipl
         ]
         return [*in_shapes, *ends], [*outputs[:1], *[RANGE] * (len(self.outputs()) - 1)]
 
-    def cost(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[int, int]:
+    def cost(self, inputs: Sequence[object], outputs: Sequence[object]) -> tuple[int, int]:
         cost: tuple[int, int] = self.layer.cost(inputs[: len(self.layer.inputs())], outputs[:1])
         return cost
 

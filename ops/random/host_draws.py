@@ -29,7 +29,7 @@ class HostGenerator:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._generator, name)
 
-        def draw(*args: Any, **kwargs: Any) -> Any:
+        def draw(*args: object, **kwargs: object) -> Any:
             sample = method(*map(_to_host, args), **{key: _to_host(value) for key, value in kwargs.items()})
             return self._xp.asarray(sample) if isinstance(sample, np.ndarray) else sample
 
@@ -43,5 +43,5 @@ def generator_for(generator: np.random.Generator, xp: ArrayNamespace) -> np.rand
     return cast("np.random.Generator", HostGenerator(generator, xp))
 
 
-def _to_host(value: Any) -> Any:
+def _to_host(value: object) -> Any:
     return value.get() if hasattr(value, "get") and hasattr(value, "dtype") else value

@@ -57,7 +57,7 @@ def _uniform(g: Any, shape: Shape, dtype: DType, low: Any, high: Any) -> Any:
     return out
 
 
-def _normal(g: Any, shape: Shape, dtype: DType, loc: Any, scale: Any) -> Any:
+def _normal(g: Any, shape: Shape, dtype: DType, loc: object, scale: object) -> Any:
     out = g.standard_normal(shape, dtype)
     out *= scale
     out += loc
@@ -112,7 +112,7 @@ class _Sampler(Operator, uses_random=True, no_gradient=True):
     shape: Shape
     dtype: DType | None
 
-    def fill(self, run: Run, out: Array, parameters: Sequence[Any]) -> None:
+    def fill(self, run: Run, out: Array, parameters: Sequence[object]) -> None:
         """Draw samples into ``out``."""
         working = out.dtype if out.dtype in (np.float32, np.float64) else FLOAT32
         run.xp.copyto(out, self.distribution.draw(run.random, out.shape, working, *parameters), casting="unsafe")

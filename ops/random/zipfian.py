@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from flowmx.errors import ParameterError
 from flowmx.ops.arrays.linear import Inferred, InferredTypes
@@ -14,7 +13,7 @@ from flowmx.ops.registry.tensors import Functions, Tensor
 
 
 def candidates(
-    F: Functions, true_classes: Tensor, count: int, range_max: int, **options: Any
+    F: Functions, true_classes: Tensor, count: int, range_max: int, **options: object
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draw classes c below ``range_max`` with P(c) = log((c + 2)/(c + 1)) / log(range_max + 1).
 

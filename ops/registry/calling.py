@@ -33,8 +33,8 @@ METHODS = [
 
 def split(
     cls: type[Operator],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
     is_input: Callable[[Any], bool],
     partial: bool = False,
 ) -> tuple[Inputs, dict[str, Any]]:
@@ -105,7 +105,11 @@ def _takes_none(cls: type[Operator], name: str) -> bool:
 
 
 def _split_variadic(
-    cls: type[Operator], args: Sequence[Any], parameters: dict[str, Any], is_input: Callable[[Any], bool], partial: bool
+    cls: type[Operator],
+    args: Sequence[object],
+    parameters: dict[str, Any],
+    is_input: Callable[[Any], bool],
+    partial: bool,
 ) -> tuple[Inputs, dict[str, Any]]:
     inputs = list(args)
     if len(inputs) == 1 and isinstance(inputs[0], (list, tuple)):
@@ -132,7 +136,7 @@ def _split_variadic(
 
 
 def _split_open(
-    cls: type[Operator], args: Sequence[Any], parameters: dict[str, Any], is_input: Callable[[Any], bool]
+    cls: type[Operator], args: Sequence[object], parameters: dict[str, Any], is_input: Callable[[Any], bool]
 ) -> tuple[Inputs, dict[str, Any]]:
     """Split the arguments of an operator whose parameters determine the names of its inputs."""
     inputs = {name: parameters.pop(name) for name in list(parameters) if is_input(parameters[name])}
@@ -152,7 +156,7 @@ def _split_open(
     return inputs, parameters
 
 
-def shift_skipped(op: Operator, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+def shift_skipped(op: Operator, inputs: Mapping[str, object]) -> Mapping[str, Any]:
     """Rename inputs that stand at the position of an omitted input to the next input of this instance.
 
     MXNet reads ``RNN(data, parameters, state, lengths, mode="gru", use_sequence_length=True)`` in this way.
@@ -170,7 +174,7 @@ def shift_skipped(op: Operator, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     return {new_names.get(name, name): value for name, value in inputs.items()}
 
 
-def in_order(op: Operator, inputs: Mapping[str, Any]) -> list[Any]:
+def in_order(op: Operator, inputs: Mapping[str, object]) -> list[Any]:
     """Return the inputs in the operator's order.
 
     Raises:
@@ -232,7 +236,7 @@ def set_method_signature(
     function.__qualname__ = f"{owner}.{name}"
 
 
-def _summary(value: Any) -> str:
+def _summary(value: object) -> str:
     if hasattr(value, "shape") and hasattr(value, "dtype"):  # printing its elements would wait for them
         return f"{type(value).__name__} of shape {tuple(value.shape)}"
     text = " ".join(repr(value).split())

@@ -112,13 +112,13 @@ _RANGES: dict[DType, tuple[int, int]] = {
 }
 
 
-def holds(dtype: DType, value: Any) -> bool:
+def holds(dtype: DType, value: object) -> bool:
     """Return whether a number is an int in the range of an integer dtype."""
     low, high = _RANGES[dtype]
     return isinstance(value, (int, np.integer)) and low <= int(value) <= high
 
 
-def element(value: Any, dtype: DType) -> Any:
+def element(value: object, dtype: DType) -> Any:
     """Return a number as an element of a dtype, converted as C converts a double, with every version of NumPy.
 
     Integer dtypes truncate and wrap: in uint8, -1 becomes 255 and 300.7 becomes 44. NaN, infinities, and numbers of
@@ -142,7 +142,7 @@ def _as_double(value: Any) -> np.float64:
         raise OverflowError(f"the number has {bits} bits, expected an int below 2**1024, as a double holds") from None
 
 
-def elements(source: Any, dtype: DType) -> np.ndarray[Any, DType]:
+def elements(source: object, dtype: DType) -> np.ndarray[Any, DType]:
     """Return a new array with the numbers of nested lists or an array; integer dtypes wrap.
 
     Raises:
@@ -166,7 +166,7 @@ _REFUSES = int(np.__version__.partition(".")[0]) >= 2
 """True if NumPy raises for integers outside of a dtype; earlier versions wrap and warn."""
 
 
-def _as_int64(source: Any) -> Any:
+def _as_int64(source: object) -> Any:
     """Return the integers of nested lists as an int64 array if they fit into 64 bits, else the lists."""
     numbers = np.asarray(source)
     if numbers.dtype.kind in "iu":

@@ -6,7 +6,7 @@ A grid (batch, 2, height, width) holds x, then y, each from -1 (the first pixel'
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from flowmx.errors import ParameterError
 from flowmx.ops.arrays.linear import Inferred
@@ -29,12 +29,12 @@ from flowmx.ops.registry.traits import BatchWise
 from flowmx.ops.vision.bilinear_sampling import Corners, corners, images_of, pixels_of
 
 
-def _line(xp: ArrayNamespace, length: int, dtype: Any) -> Array:
+def _line(xp: ArrayNamespace, length: int, dtype: object) -> Array:
     """Return the positions of an axis's pixels in a grid; as in MXNet, an axis of one pixel has it at -1."""
     return xp.arange(length, dtype=dtype) * (2 / max(1, length - 1)) - 1
 
 
-def _affine_base(xp: ArrayNamespace, size: Shape, dtype: Any) -> Array:
+def _affine_base(xp: ArrayNamespace, size: Shape, dtype: object) -> Array:
     """Return the homogeneous coordinates of an image's pixels, (3, height·width): rows x, y and 1."""
     height, width = size
     y, x = xp.meshgrid(_line(xp, height, dtype), _line(xp, width, dtype), indexing="ij")

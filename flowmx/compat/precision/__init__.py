@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flowmx import amp
 
@@ -18,7 +18,7 @@ class _Lists(NamedTuple):
     losses: list[str]
 
 
-def _lists(target_dtype: Any) -> _Lists:
+def _lists(target_dtype: object) -> _Lists:
     """Return the operator lists of a 16-bit type, ``"float16"`` or ``"bfloat16"``."""
     return _Lists(
         amp.list_lp16_ops(target_dtype), amp.list_lp16_fp32_ops(target_dtype), amp.list_fp32_ops(target_dtype),

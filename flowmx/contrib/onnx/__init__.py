@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,10 +33,10 @@ __all__ = [
 
 
 def export_model(
-    sym: Symbol | File, params: Any, in_shapes: Sequence[Sequence[int]] | None = None, in_types: Any = np.float32,
+    sym: Symbol | File, params: object, in_shapes: Sequence[Sequence[int]] | None = None, in_types: object = np.float32,
     onnx_file_path: File = "model.onnx", verbose: bool = False, dynamic: bool = False,
     dynamic_input_shapes: Sequence[Sequence[int | str | None]] | None = None, run_shape_inference: bool = False,
-    input_type: Any = None, input_shape: Sequence[Sequence[int]] | None = None, *, opset_version: int = 13,
+    input_type: object = None, input_shape: Sequence[Sequence[int]] | None = None, *, opset_version: int = 13,
 ) -> File:  # fmt: skip
     """Export a model to an ONNX file, for prediction.
 
@@ -117,7 +117,7 @@ def import_model(
 
 
 def import_to_gluon(
-    model_file: File, ctx: Any = None, *, input_shapes: Mapping[str, Sequence[int]] | None = None
+    model_file: File, ctx: object = None, *, input_shapes: Mapping[str, Sequence[int]] | None = None
 ) -> HybridBlock:
     """Import an ONNX file as a Gluon block.
 

@@ -101,7 +101,7 @@ class DynamicBlock(HybridBlock):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_stages": {}, "_lock": None}
 
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
+    def __setstate__(self, state: Mapping[str, object]) -> None:
         self.__dict__.update(state)
         self._lock = forks.lock()
 
@@ -112,7 +112,7 @@ class DynamicBlock(HybridBlock):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(self._dtypes)} -> {', '.join(self._outputs)})"
 
-    def _compose(self, args: Sequence[Any]) -> Any:
+    def _compose(self, args: Sequence[object]) -> Any:
         raise ONNXError(
             "the graph of this ONNX file depends on the shapes of its inputs, and cannot be composed with symbols: "
             "import it with input_shapes={name: shape}"
@@ -177,7 +177,7 @@ def as_block(path: File, ctx: Any, input_shapes: Mapping[str, Sequence[int]] | N
     return block
 
 
-def _dynamic(path: File, ctx: Any) -> DynamicBlock:
+def _dynamic(path: File, ctx: object) -> DynamicBlock:
     """Import a file whose shapes are not fixed, after a trial with arbitrary lengths.
 
     Raises:

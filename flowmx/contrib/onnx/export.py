@@ -30,7 +30,7 @@ Names = Sequence[str | None]
 
 
 def write_model(
-    symbol: Symbol | File, params: Any, in_shapes: Sequence[Sequence[int]], in_types: Any, path: File,
+    symbol: Symbol | File, params: object, in_shapes: Sequence[Sequence[int]], in_types: object, path: File,
     dynamic: bool, dynamic_shapes: Sequence[Sequence[Any]] | None, infer_shapes: bool, verbose: bool, opset: int,
 ) -> None:  # fmt: skip
     """Export a model; see ``export_model``."""
@@ -70,7 +70,7 @@ def _symbol(source: Symbol | File) -> Symbol:
     raise TypeError(f"sym is {type(source).__name__}, expected a Symbol or the name of its file")
 
 
-def _params(source: Any) -> Params:
+def _params(source: object) -> Params:
     """Return parameters by name, without prefixes, from a file, a dict, or a pair of dicts as of load_checkpoint."""
     if isinstance(source, (str, os.PathLike)):
         source = load_named(source)
@@ -139,7 +139,7 @@ def _dynamic(
     return dims(apart=True), names
 
 
-def _lengths(template: Sequence[Any], shape: Shape, numbers: Mapping[str, int], apart: bool) -> Lengths:
+def _lengths(template: Sequence[object], shape: Shape, numbers: Mapping[str, int], apart: bool) -> Lengths:
     dims: list[Length] = []
     for axis, (entry, length) in enumerate(zip(template, shape, strict=True)):
         number = numbers[entry] if isinstance(entry, str) else axis if apart else 0
@@ -147,7 +147,7 @@ def _lengths(template: Sequence[Any], shape: Shape, numbers: Mapping[str, int], 
     return tuple(dims)
 
 
-def _check_template(node: Node, template: Sequence[Any], shape: Shape) -> None:
+def _check_template(node: Node, template: Sequence[object], shape: Shape) -> None:
     if len(template) != len(shape):
         raise ValueError(f"dynamic_input_shapes: {node.name!r} has {tuple(template)}, expected {len(shape)} axes")
     for entry, length in zip(template, shape, strict=True):

@@ -202,7 +202,7 @@ def unbound(symbol: Symbol, params: Params) -> list[Node]:
     return [node for node in variables if is_input.get(node, True)]
 
 
-def match_inputs(nodes: Sequence[Node], shapes: Sequence[Any], what: str) -> dict[Node, Any]:
+def match_inputs(nodes: Sequence[Node], shapes: Sequence[object], what: str) -> dict[Node, Any]:
     """Return a dict from each input to its element of ``shapes``.
 
     Raises:

@@ -249,7 +249,7 @@ class GraphImport:
         to_array = need_onnx().numpy_helper.to_array  # another branch may have a constant of the same name
         self.values.update({tensor.name: Known.constant(to_array(tensor), tensor.name) for tensor in graph.initializer})
 
-    def select(self, condition: Symbol, first: Any, second: Any) -> list[Symbol]:
+    def select(self, condition: Symbol, first: object, second: object) -> list[Symbol]:
         """Compute one of two subgraphs, the first if a condition is true.
 
         Raises:
@@ -305,7 +305,7 @@ class GraphImport:
         results = self._run_converter(node)  # a branch replaces the values, and restores them
         self.values.update(zip(node.output, results, strict=False))
 
-    def fold(self, node: Any, inputs: Sequence[Known | None]) -> list[Known] | None:
+    def fold(self, node: object, inputs: Sequence[Known | None]) -> list[Known] | None:
         """Evaluate a node on known inputs; return None if that is not possible."""
         return fold(node, inputs, self.opset, lambda at: self._run_converter(node)[at])
 

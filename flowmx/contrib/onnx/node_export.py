@@ -107,11 +107,11 @@ class NodeExport:
 
     # -- writing ---------------------------------------------------------------------------------------
 
-    def add(self, kind: str, *inputs: Value, **attributes: Any) -> str:
+    def add(self, kind: str, *inputs: Value, **attributes: object) -> str:
         """Add an ONNX node with one output, and return the output's name. Attributes that are None are omitted."""
         return self.add_many(kind, 1, *inputs, **attributes)[0]
 
-    def add_many(self, kind: str, outputs: int, *inputs: Value, **attributes: Any) -> list[str]:
+    def add_many(self, kind: str, outputs: int, *inputs: Value, **attributes: object) -> list[str]:
         """Add an ONNX node with several outputs."""
         fresh = self._graph.steps.fresh
         names = [fresh(f"{self._node.name}.{kind.lower()}") for _ in range(outputs)]
@@ -150,7 +150,7 @@ class NodeExport:
         """Return a number in the dtype of an input."""
         return np.asarray(value, self.dtype(index))
 
-    def cast(self, value: str, dtype: Any) -> str:
+    def cast(self, value: str, dtype: object) -> str:
         """Cast a value to another dtype."""
         return self.add("Cast", value, to=tensor_type(dtype))
 

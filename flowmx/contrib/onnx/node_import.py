@@ -43,7 +43,7 @@ class NodeImport:
 
     # -- attributes and inputs ---------------------------------------------------------------------------------
 
-    def attr(self, name: str, default: Any = None) -> Any:
+    def attr(self, name: str, default: object = None) -> Any:
         """Return an attribute: a number, a string, a list or an array."""
         if name not in self._attributes:
             return default
@@ -226,7 +226,7 @@ class NodeImport:
 
     # -- creating symbols ----------------------------------------------------------------------------------------
 
-    def make(self, operator: str, /, *inputs: Symbol, **parameters: Any) -> Symbol:
+    def make(self, operator: str, /, *inputs: Symbol, **parameters: object) -> Symbol:
         """Create the symbol of an operator. Optional parameters that are None are omitted."""
         definitions = lookup(operator).parameters
         explicit = {key: value for key, value in parameters.items() if value is not None or definitions[key].required}
@@ -276,7 +276,7 @@ class NodeImport:
         """Cast a condition to float32, so that conditions from values of different dtypes can be combined."""
         return symbol if self.dtype(symbol) == np.float32 else self.make("Cast", symbol, dtype="float32")
 
-    def expect(self, name: str, *allowed: Any) -> None:
+    def expect(self, name: str, *allowed: object) -> None:
         """Check that an attribute has one of the allowed values, the first of which is its default.
 
         Raises:

@@ -93,7 +93,7 @@ class StageImport(GraphImport):
         shared: the constants of all stages.
     """
 
-    def __init__(self, model: Any, input_shapes: Mapping[str, Sequence[int]], shared: SharedConstants) -> None:
+    def __init__(self, model: object, input_shapes: Mapping[str, Sequence[int]], shared: SharedConstants) -> None:
         self._shared = shared
         super().__init__(model, input_shapes)
         self._arrays = {value.name for value in self.inputs}

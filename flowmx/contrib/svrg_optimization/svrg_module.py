@@ -57,13 +57,13 @@ class SVRGModule(Module):
         if self.for_training:
             self._mod_aux.bind(*args, **kwargs)
 
-    def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
+    def reshape(self, data_shapes: object, label_shapes: object = None) -> None:
         super().reshape(data_shapes, label_shapes)
         if self._mod_aux.binded:
             self._mod_aux.reshape(data_shapes, label_shapes)
 
     def _init_optimizer(
-        self, kvstore: Any, optimizer: Any, optimizer_params: OptimizerParams, force_init: bool
+        self, kvstore: object, optimizer: object, optimizer_params: OptimizerParams, force_init: bool
     ) -> None:
         super()._init_optimizer(kvstore, optimizer, optimizer_params, force_init)
         group = self._executors("init_optimizer")
@@ -75,7 +75,7 @@ class SVRGModule(Module):
             for key, value in zip(self._keys(), [*self._totals(), nd.zeros((1,))], strict=True):
                 store.broadcast(key, value, out=[value])
 
-    def _updates_on(self, store: KVStoreBase | None, requested: Any) -> bool:
+    def _updates_on(self, store: KVStoreBase | None, requested: object) -> bool:
         if not is_distributed(store):
             return super()._updates_on(store, requested)
         if not store._is_synchronous:
@@ -184,6 +184,6 @@ class SVRGModule(Module):
             for exec in group.execs
         ]
 
-    async def _begin_epoch(self, epoch: int, train_data: Any) -> None:
+    async def _begin_epoch(self, epoch: int, train_data: object) -> None:
         if epoch % self.update_freq == 0:
             self.update_full_grads(train_data)

@@ -19,7 +19,7 @@ _SHARED = (
 class _AssignmentOptimizer(Optimizer):
     """An optimizer that replaces values by the sums of pushes."""
 
-    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+    def update(self, index: object, weight: Any, grad: Any, state: object) -> None:
         weight[:] = grad
 
 
@@ -40,7 +40,7 @@ class _SVRGOptimizer(Optimizer):
         self.default_opt = create(default_optimizer, **kwargs) if is_name else default_optimizer
         self.aux_opt = _AssignmentOptimizer()
 
-    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+    def update(self, index: object, weight: object, grad: object, state: object) -> None:
         self._optimizer_of(index).update(index, weight, grad, state)
 
     def create_state(self, index: Any, weight: NDArray) -> Any:

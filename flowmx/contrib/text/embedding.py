@@ -87,7 +87,7 @@ class _TokenEmbedding(Vocabulary):
         vectors: NDArray = nd.take(self._vectors(), nd.array(numbers))
         return vectors if isinstance(tokens, list) else vectors[0]
 
-    def update_token_vectors(self, tokens: Any, new_vectors: NDArray) -> None:
+    def update_token_vectors(self, tokens: object, new_vectors: NDArray) -> None:
         """Set the vectors of tokens.
 
         Args:
@@ -185,7 +185,7 @@ class _TokenEmbedding(Vocabulary):
         self._reserved_tokens = None if vocabulary.reserved_tokens is None else list(vocabulary.reserved_tokens)
 
     def _set_idx_to_vec_by_embeddings(
-        self, token_embeddings: Sequence[_TokenEmbedding], vocab_len: int, vocab_idx_to_token: Sequence[Any]
+        self, token_embeddings: Sequence[_TokenEmbedding], vocab_len: int, vocab_idx_to_token: Sequence[object]
     ) -> None:
         """Concatenate the vectors of tokens in several embeddings."""
         columns = []
@@ -197,7 +197,7 @@ class _TokenEmbedding(Vocabulary):
         self._idx_to_vec = nd.concat(*columns, dim=1)
 
 
-def _expect_vocabulary(vocabulary: Any) -> None:
+def _expect_vocabulary(vocabulary: object) -> None:
     if not isinstance(vocabulary, Vocabulary):
         raise AssertionError(f"vocabulary is {type(vocabulary).__name__}, expected a contrib.text.vocab.Vocabulary")
 
@@ -220,7 +220,7 @@ class _PretrainedEmbedding(_TokenEmbedding):
 
     def __init__(
         self, pretrained_file_name: str | None = None, embedding_root: str | os.PathLike[str] | None = None,
-        init_unknown_vec: Start = nd.zeros, vocabulary: Vocabulary | None = None, **kwargs: Any,
+        init_unknown_vec: Start = nd.zeros, vocabulary: Vocabulary | None = None, **kwargs: object,
     ) -> None:  # fmt: skip
         name = self._default_file if pretrained_file_name is None else pretrained_file_name
         self._check_pretrained_file_names(name)
@@ -265,7 +265,7 @@ def register(embedding_cls: type[_TokenEmbedding]) -> type[_TokenEmbedding]:
     return _registry.register(embedding_cls)
 
 
-def create(embedding_name: str, **kwargs: Any) -> _TokenEmbedding:
+def create(embedding_name: str, **kwargs: object) -> _TokenEmbedding:
     """Create an embedding by its case-insensitive name, with the arguments of its class.
 
     Raises:
@@ -343,7 +343,7 @@ class CustomEmbedding(_TokenEmbedding):
 
     def __init__(
         self, pretrained_file_path: str | os.PathLike[str], elem_delim: str = " ", encoding: str = "utf8",
-        init_unknown_vec: Start = nd.zeros, vocabulary: Vocabulary | None = None, **kwargs: Any,
+        init_unknown_vec: Start = nd.zeros, vocabulary: Vocabulary | None = None, **kwargs: object,
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self._load_embedding(pretrained_file_path, elem_delim, init_unknown_vec, encoding)

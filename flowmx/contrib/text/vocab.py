@@ -34,7 +34,7 @@ class Vocabulary:
 
     def __init__(
         self, counter: Counter[Any] | None = None, most_freq_count: int | None = None, min_freq: int = 1,
-        unknown_token: Hashable = "<unk>", reserved_tokens: Sequence[Any] | None = None,
+        unknown_token: Hashable = "<unk>", reserved_tokens: Sequence[object] | None = None,
     ) -> None:  # fmt: skip
         reserved = list(reserved_tokens or ())
         if min_freq <= 0:
@@ -74,7 +74,7 @@ class Vocabulary:
         """The reserved tokens, or None."""
         return self._reserved_tokens
 
-    def to_indices(self, tokens: Any) -> Any:
+    def to_indices(self, tokens: object) -> Any:
         """Return the number of a token, or the numbers of a list of tokens."""
         if not isinstance(tokens, list):
             return self._token_to_idx.get(tokens, UNKNOWN)

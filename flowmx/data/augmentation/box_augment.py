@@ -116,7 +116,9 @@ def _relative_to(objects: Any, box: Box) -> Any:
     return out
 
 
-def _expand(image: Image, objects: Any, options: DetAugmentOptions, random: np.random.Generator) -> tuple[Image, Any]:
+def _expand(
+    image: Image, objects: object, options: DetAugmentOptions, random: np.random.Generator
+) -> tuple[Image, Any]:
     """Place an image at a random position in a larger one."""
     scale = random.uniform(1, options.max_pad_scale)
     if scale < _MIN_PAD_SCALE:
@@ -129,7 +131,9 @@ def _expand(image: Image, objects: Any, options: DetAugmentOptions, random: np.r
     return image, _relative_to(objects, (-left, -top, scale, scale))
 
 
-def _crop_box(image: Image, objects: Any, options: DetAugmentOptions, random: np.random.Generator) -> tuple[Image, Any]:
+def _crop_box(
+    image: Image, objects: object, options: DetAugmentOptions, random: np.random.Generator
+) -> tuple[Image, Any]:
     """Crop the first box that satisfies its sampler; return the whole image if no box does."""
     rows, columns = image.shape[:2]
     for index in random.permutation(len(options.samplers)):

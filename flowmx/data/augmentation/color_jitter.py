@@ -64,7 +64,7 @@ def _normal(u: Any, spread: float) -> Any:
 # -- hue, lightness, saturation ------------------------------------------------------------------------------
 
 
-def shift_hls(image: Image, offsets: Any) -> Image:
+def shift_hls(image: Image, offsets: object) -> Image:
     """Add three offsets to the hue (0 to 180), lightness and saturation (0 to 255) of an image."""
     return from_hls(np.clip(to_hls(image) + offsets, 0, [180, 255, 255]))
 

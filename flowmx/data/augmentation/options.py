@@ -328,7 +328,7 @@ T3 = TypeVar("T3", bound=Options)
 
 
 def parse(
-    arguments: Mapping[str, Any], reading: type[T1], augmenting: type[T2], normalizing: type[T3]
+    arguments: Mapping[str, object], reading: type[T1], augmenting: type[T2], normalizing: type[T3]
 ) -> tuple[T1, T2, T3]:
     """Parse the arguments of a call into groups of parameters; strings are parsed as in MXNet.
 
@@ -345,7 +345,7 @@ def parse(
     return _group(reading, arguments), _group(augmenting, arguments), _group(normalizing, arguments)
 
 
-def _group(group: type[T2], arguments: Mapping[str, Any]) -> T2:
+def _group(group: type[T2], arguments: Mapping[str, object]) -> T2:
     return group(
         **{
             field.name: _read(group.iterator, field.name, arguments[field.name], types[field.name])
@@ -356,11 +356,11 @@ def _group(group: type[T2], arguments: Mapping[str, Any]) -> T2:
     )
 
 
-def _is_set(value: Any) -> bool:
+def _is_set(value: object) -> bool:
     return value is not None and not (isinstance(value, str) and value == "None")
 
 
-def _read(iterator: str, name: str, value: Any, kind: Any) -> Any:
+def _read(iterator: str, name: str, value: object, kind: object) -> Any:
     try:
         return _READERS.get(kind, kind)(value)
     except (TypeError, ValueError, SyntaxError) as error:
@@ -368,14 +368,14 @@ def _read(iterator: str, name: str, value: Any, kind: Any) -> Any:
 
 
 def _tuple_reader(kind: type) -> Callable[[Any], tuple[Any, ...]]:
-    def read(value: Any) -> tuple[Any, ...]:
+    def read(value: object) -> tuple[Any, ...]:
         result = literal(value) if isinstance(value, str) else value
         return tuple(kind(element) for element in (result if isinstance(result, (list, tuple)) else [result]))
 
     return read
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return str(getattr(value, "__name__", value))  # a dtype may be a NumPy class
 
 

@@ -252,7 +252,7 @@ class MXIndexedRecordIO(MXRecordIO):
             self._index.close()
         super().close()
 
-    def seek(self, idx: Any) -> None:
+    def seek(self, idx: object) -> None:
         """Set the position of :meth:`read` to a key's record.
 
         Raises:
@@ -262,7 +262,7 @@ class MXIndexedRecordIO(MXRecordIO):
         self._expect(writable=False)
         self._position = self._offset(idx)
 
-    def read_idx(self, idx: Any) -> bytes:
+    def read_idx(self, idx: object) -> bytes:
         """Read a key's record.
 
         Raises:
@@ -287,7 +287,7 @@ class MXIndexedRecordIO(MXRecordIO):
         self.idx[key] = offset
         self.keys.append(key)
 
-    def _offset(self, key: Any) -> int:
+    def _offset(self, key: object) -> int:
         try:
             return self.idx[key]
         except KeyError:

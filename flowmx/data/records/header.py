@@ -71,7 +71,9 @@ def unpack(s: bytes) -> tuple[IRHeader, bytes]:
     return header._replace(label=np.frombuffer(s, "<f4", header.flag, HEADER.size)), s[start:]
 
 
-def pack_img(header: IRHeader | tuple[int, Any, int, int], img: Any, quality: int = 95, img_fmt: str = ".jpg") -> bytes:
+def pack_img(
+    header: IRHeader | tuple[int, Any, int, int], img: object, quality: int = 95, img_fmt: str = ".jpg"
+) -> bytes:
     """Pack a header and an image into a record.
 
     Args:

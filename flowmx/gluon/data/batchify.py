@@ -38,7 +38,7 @@ default_mp_batchify_fn = default_batchify_fn
 """MXNet's name for batches from worker processes: here they always use shared memory."""
 
 
-def _expect_equal(values: Sequence[Any], noun: str) -> None:
+def _expect_equal(values: Sequence[object], noun: str) -> None:
     if any(value != values[0] for value in values):
         different = list(dict.fromkeys(values))
         raise ValueError(
@@ -57,7 +57,7 @@ def _as_array(values: np.ndarray[Any, Any]) -> NDArray:
     return nd.from_numpy(values) if values.ndim and values.flags.c_contiguous else nd.array(values, dtype=values.dtype)
 
 
-def _host(value: Any) -> Any:
+def _host(value: object) -> Any:
     return value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
 
 
@@ -111,7 +111,7 @@ class Pad:
         self._dtype = dtype
         self._round_to = round_to
 
-    def __call__(self, data: Sequence[Any]) -> NDArray:
+    def __call__(self, data: Sequence[object]) -> NDArray:
         arrays = [_host(sample) for sample in data]
         _expect_equal([array.ndim for array in arrays], "numbers of axes")
         lengths = [max(axis) for axis in zip(*(array.shape for array in arrays), strict=True)]
@@ -148,7 +148,7 @@ class Append:
         self._expand = expand
         self._axis = batch_axis
 
-    def __call__(self, data: Sequence[Any]) -> list[NDArray]:
+    def __call__(self, data: Sequence[object]) -> list[NDArray]:
         arrays = [
             sample if isinstance(sample, NDArray) else nd.array(sample, dtype=np.asarray(sample).dtype)
             for sample in data
@@ -192,5 +192,5 @@ class Group:
 class AsList:
     """Return the samples in a list."""
 
-    def __call__(self, data: Sequence[Any]) -> list[Any]:
+    def __call__(self, data: Sequence[object]) -> list[Any]:
         return list(data)

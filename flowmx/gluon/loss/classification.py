@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -100,7 +100,7 @@ class SoftmaxCrossEntropyLoss(Loss):
             loss = -F.sum(pred * F.reshape_like(label, pred), axis=self._axis, keepdims=True)
         return self._mean(F, loss, sample_weight)
 
-    def _can_fuse(self, pred: NDArray, label: Any) -> bool:
+    def _can_fuse(self, pred: NDArray, label: object) -> bool:
         """Return whether one operator can compute this loss: few logits, one class number for each row."""
         shape = pred.dims
         return (

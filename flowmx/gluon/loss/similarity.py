@@ -109,7 +109,7 @@ class SDMLLoss(Loss):
             labels = self._labels(F, F.contrib.arange_like(x1, axis=0))
         return self.kl_loss(F.log_softmax(-self._compute_distances(x1, x2), axis=1), labels)
 
-    def _compute_distances(self, x1: Any, x2: Any) -> Any:
+    def _compute_distances(self, x1: object, x2: object) -> Any:
         """Return the squared distance of each row of one batch from each row of the other, shape (batch, batch)."""
         F = nd if isinstance(x1, nd.NDArray) else sym
         return F.sum(F.square(F.broadcast_sub(F.expand_dims(x1, axis=1), F.expand_dims(x2, axis=0))), axis=2)
@@ -118,7 +118,7 @@ class SDMLLoss(Loss):
         """Return the probabilities that the rows belong together, shape (batch, batch)."""
         return self._labels(F, F.arange(batch_size))
 
-    def _labels(self, F: Functions, number: Any) -> Tensor:
+    def _labels(self, F: Functions, number: object) -> Tensor:
         """Return 1 - ``smoothing_parameter`` for the same row, and the rest spread evenly over the other rows."""
         same = F.broadcast_equal(F.expand_dims(number, axis=0), F.expand_dims(number, axis=1))
         others = F.sum(F.ones_like(number)) - 1

@@ -212,7 +212,7 @@ class GroupNorm(Layer):
         return f"{type(self).__name__}({options})"
 
 
-def _vector(block: HybridBlock, name: str, length: int, init: Any, learned: bool) -> Any:
+def _vector(block: HybridBlock, name: str, length: int, init: object, learned: bool) -> Any:
     """Return a parameter with one axis, and with a gradient if it is learned."""
     return block.params.get(
         name, grad_req="write" if learned else "null", shape=(length,), init=init, allow_deferred_init=True,

@@ -27,7 +27,7 @@ class BidirectionalCell(HybridRecurrentCell):
         self.register_child(r_cell, "r_cell")
         self._output_prefix = output_prefix
 
-    def __call__(self, inputs: Any, states: Any) -> NoReturn:
+    def __call__(self, inputs: object, states: object) -> NoReturn:
         """Refuse to compute single steps, because the backward direction needs the merged sequence.
 
         Raises:
@@ -49,14 +49,14 @@ class BidirectionalCell(HybridRecurrentCell):
         """Return the shape and layout of each state of both cells."""
         return [info for cell in self._cells for info in cell.state_info(batch_size)]
 
-    def begin_state(self, batch_size: int = 0, func: Callable[..., Any] = nd.zeros, **kwargs: Any) -> list[Any]:
+    def begin_state(self, batch_size: int = 0, func: Callable[..., object] = nd.zeros, **kwargs: object) -> list[Any]:
         """Return the initial states of both cells; the arguments are those of ``RecurrentCell.begin_state``."""
         self._check_unmodified()
         return [state for cell in self._cells for state in cell.begin_state(batch_size, func=func, **kwargs)]
 
     def unroll(
-        self, length: int, inputs: Any, begin_state: list[Any] | None = None, layout: str = "NTC",
-        merge_outputs: bool | None = None, valid_length: Any = None,
+        self, length: int, inputs: object, begin_state: list[Any] | None = None, layout: str = "NTC",
+        merge_outputs: bool | None = None, valid_length: object = None,
     ) -> tuple[Any, list[Any]]:  # fmt: skip
         """Unroll both cells; see ``RecurrentCell.unroll``. The second begins at the end of each sequence."""
         self.reset()
@@ -77,7 +77,7 @@ class BidirectionalCell(HybridRecurrentCell):
             outputs = merged if merge else sequences.steps(merged, length, layout)
         return outputs, forward_states + backward_states
 
-    def _concatenate(self, forward: Any, backward: list[Any], layout: str, merge: bool) -> Any:
+    def _concatenate(self, forward: object, backward: list[Any], layout: str, merge: bool) -> Any:
         F, prefix = sequences.namespace(backward), self._output_prefix
         if merge:
             return F.concat(forward, sequences.merge_steps(backward, layout), dim=2, name=f"{prefix}out")

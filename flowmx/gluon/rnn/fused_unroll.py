@@ -16,7 +16,7 @@ _STATES = ("state", "state_cell")
 
 def unroll(
     mode: Any, weights: Sequence[NDArray], states: Sequence[NDArray], inputs: Any, layout: str,
-    merge_outputs: bool | None, valid_length: Any,
+    merge_outputs: bool | None, valid_length: object,
 ) -> Unrolled:  # fmt: skip
     """Unroll a cell by one call of operator ``RNN``; return outputs and states as ``RecurrentCell.unroll`` does.
 

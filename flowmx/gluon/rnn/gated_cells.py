@@ -40,7 +40,7 @@ class _GatedCell(HybridRecurrentCell):
         self._hidden_size = hidden_size
         rows = len(self.kind.gates) * hidden_size
 
-        def get(name: str, shape: tuple[int, ...], init: Any) -> Any:
+        def get(name: str, shape: tuple[int, ...], init: object) -> Any:
             return self.params.get(name, shape=shape, init=init, allow_deferred_init=True)
 
         self.i2h_weight = get("i2h_weight", (rows, input_size), i2h_weight_initializer)
@@ -64,8 +64,8 @@ class _GatedCell(HybridRecurrentCell):
         raise NotImplementedError
 
     def unroll(
-        self, length: int, inputs: Any, begin_state: list[Any] | None = None, layout: str = "NTC",
-        merge_outputs: bool | None = None, valid_length: Any = None,
+        self, length: int, inputs: object, begin_state: list[Any] | None = None, layout: str = "NTC",
+        merge_outputs: bool | None = None, valid_length: object = None,
     ) -> tuple[Any, list[Any]]:  # fmt: skip
         """Call the cell for each step; see ``RecurrentCell.unroll``. On arrays, one operator computes all steps."""
         sequences.check_length(inputs, length, layout)
@@ -154,7 +154,7 @@ class RNNCell(_GatedCell):
     kind = cell_steps.ELMAN
 
     def __init__(
-        self, hidden_size: int, activation: Any = "tanh", i2h_weight_initializer: InitializerLike = None,
+        self, hidden_size: int, activation: object = "tanh", i2h_weight_initializer: InitializerLike = None,
         h2h_weight_initializer: InitializerLike = None, i2h_bias_initializer: InitializerLike = "zeros",
         h2h_bias_initializer: InitializerLike = "zeros", input_size: int = 0, prefix: str | None = None,
         params: ParameterDict | None = None,
@@ -200,7 +200,7 @@ class LSTMCell(_GatedCell):
         self, hidden_size: int, i2h_weight_initializer: InitializerLike = None,
         h2h_weight_initializer: InitializerLike = None, i2h_bias_initializer: InitializerLike = "zeros",
         h2h_bias_initializer: InitializerLike = "zeros", input_size: int = 0, prefix: str | None = None,
-        params: ParameterDict | None = None, activation: Any = "tanh", recurrent_activation: Any = "sigmoid",
+        params: ParameterDict | None = None, activation: object = "tanh", recurrent_activation: object = "sigmoid",
     ) -> None:  # fmt: skip
         super().__init__(
             hidden_size, i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer,

@@ -57,7 +57,7 @@ class DropoutCell(HybridRecurrentCell):
 
     def unroll(
         self, length: int, inputs: Any, begin_state: list[Any] | None = None, layout: str = "NTC",
-        merge_outputs: bool | None = None, valid_length: Any = None,
+        merge_outputs: bool | None = None, valid_length: object = None,
     ) -> tuple[Any, list[Any]]:  # fmt: skip
         """Drop inputs of a whole sequence, which stays an array or a list unless ``merge_outputs`` is set."""
         self.reset()
@@ -111,7 +111,7 @@ class ModifierCell(HybridRecurrentCell):
         """Return the shape and layout of each state of the inner cell."""
         return self.base_cell.state_info(batch_size)
 
-    def begin_state(self, batch_size: int = 0, func: Callable[..., Any] = nd.zeros, **kwargs: Any) -> list[Any]:
+    def begin_state(self, batch_size: int = 0, func: Callable[..., object] = nd.zeros, **kwargs: object) -> list[Any]:
         """Return the initial states of the inner cell (arrays by default, where MXNet makes symbols)."""
         self._check_unmodified()
         with unmodified(self.base_cell) as cell:
@@ -190,8 +190,8 @@ class ResidualCell(ModifierCell):
         return F.elemwise_add(output, inputs, name=f"t{self._counter}_fwd"), states
 
     def unroll(
-        self, length: int, inputs: Any, begin_state: list[Any] | None = None, layout: str = "NTC",
-        merge_outputs: bool | None = None, valid_length: Any = None,
+        self, length: int, inputs: object, begin_state: list[Any] | None = None, layout: str = "NTC",
+        merge_outputs: bool | None = None, valid_length: object = None,
     ) -> tuple[Any, list[Any]]:  # fmt: skip
         """Unroll the inner cell, and add the inputs; see ``RecurrentCell.unroll``."""
         self.reset()
@@ -203,7 +203,7 @@ class ResidualCell(ModifierCell):
             return [F.elemwise_add(output, step) for output, step in zip(outputs, steps, strict=True)], states
         return F.elemwise_add(outputs, self._mask_inputs(inputs, layout, valid_length, merge=True)), states
 
-    def _mask_inputs(self, inputs: Any, layout: str, valid_length: Any, merge: bool = False) -> Any:
+    def _mask_inputs(self, inputs: Any, layout: str, valid_length: object, merge: bool = False) -> Any:
         """Return the inputs, with zeros after the end of each sequence."""
         if (merge or valid_length is not None) and not isinstance(inputs, sequences.Leaf):
             inputs = sequences.merge_steps(inputs, layout)

@@ -44,7 +44,7 @@ class RecurrentCell(Block):
         """Return the shape and layout of each state."""
         raise NotImplementedError(f"{type(self).__name__} must define state_info()")
 
-    def begin_state(self, batch_size: int = 0, func: Callable[..., Any] = nd.zeros, **kwargs: Any) -> list[Any]:
+    def begin_state(self, batch_size: int = 0, func: Callable[..., object] = nd.zeros, **kwargs: object) -> list[Any]:
         """Return the initial states.
 
         Args:
@@ -75,8 +75,8 @@ class RecurrentCell(Block):
         return super().forward(inputs, states)
 
     def unroll(
-        self, length: int, inputs: Any, begin_state: list[Any] | None = None, layout: str = "NTC",
-        merge_outputs: bool | None = None, valid_length: Any = None,
+        self, length: int, inputs: object, begin_state: list[Any] | None = None, layout: str = "NTC",
+        merge_outputs: bool | None = None, valid_length: object = None,
     ) -> tuple[Any, list[Any]]:  # fmt: skip
         """Call the cell for each step of a sequence.
 
@@ -126,12 +126,14 @@ class HybridRecurrentCell(RecurrentCell, HybridBlock):
     """A recurrent cell that can be hybridized."""
 
 
-def make_state(func: Callable[..., Any], name: str, info: dict[str, Any], kwargs: dict[str, Any]) -> Any:
+def make_state(func: Callable[..., object], name: str, info: dict[str, Any], kwargs: dict[str, Any]) -> Any:
     """Make an initial state from ``state_info`` and the caller's arguments."""
     return func(**_accepted_arguments(func, {"name": name, **info, **kwargs}, kwargs))
 
 
-def _accepted_arguments(func: Callable[..., Any], arguments: dict[str, Any], always: dict[str, Any]) -> dict[str, Any]:
+def _accepted_arguments(
+    func: Callable[..., object], arguments: dict[str, Any], always: dict[str, Any]
+) -> dict[str, Any]:
     """Return the arguments that a function accepts: arrays have no names and layouts, unlike symbols."""
     parameters = inspect.signature(func).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):

@@ -57,19 +57,19 @@ def check_length(inputs: Any, length: int, layout: str) -> None:
         raise ValueError(f"unroll: length is {length}, and there are {len(inputs)} inputs")
 
 
-def merge_steps(outputs: Sequence[Any], layout: str) -> Any:
+def merge_steps(outputs: Sequence[object], layout: str) -> Any:
     """Stack steps into one array."""
     return namespace(outputs).stack(*outputs, axis=time_axis(layout))
 
 
-def mask(outputs: Any, valid_length: Any, layout: str) -> Any:
+def mask(outputs: object, valid_length: object, layout: str) -> Any:
     """Set a merged sequence to zero after the end of each sample."""
     return namespace(outputs).SequenceMask(
         outputs, sequence_length=valid_length, use_sequence_length=True, axis=time_axis(layout)
     )
 
 
-def last_valid(states: Sequence[Sequence[Any]], valid_length: Any) -> list[Any]:
+def last_valid(states: Sequence[Sequence[Any]], valid_length: object) -> list[Any]:
     """Return the states after the last valid step of each sample."""
     F = namespace(states[0])
     return [
@@ -78,7 +78,7 @@ def last_valid(states: Sequence[Sequence[Any]], valid_length: Any) -> list[Any]:
     ]
 
 
-def reverse_time(inputs: Sequence[Any], valid_length: Any) -> list[Any]:
+def reverse_time(inputs: Sequence[object], valid_length: object) -> list[Any]:
     """Reverse the steps; with lengths, reverse the valid steps of each sample, and keep the others."""
     if valid_length is None:
         return list(inputs)[::-1]

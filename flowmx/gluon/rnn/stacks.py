@@ -40,7 +40,7 @@ class _CellStack(RecurrentCell):
         """Return the shape and layout of each state of each cell."""
         return [info for cell in self._cells() for info in cell.state_info(batch_size)]
 
-    def begin_state(self, batch_size: int = 0, func: Callable[..., Any] = nd.zeros, **kwargs: Any) -> list[Any]:
+    def begin_state(self, batch_size: int = 0, func: Callable[..., object] = nd.zeros, **kwargs: object) -> list[Any]:
         """Return the initial states of all cells; the arguments are those of ``RecurrentCell.begin_state``."""
         self._check_unmodified()
         return [state for cell in self._cells() for state in cell.begin_state(batch_size, func, **kwargs)]
@@ -53,7 +53,7 @@ class _CellStack(RecurrentCell):
             yield cell, states[start:end]
             start = end
 
-    def _step(self, inputs: Any, states: Any) -> tuple[Any, list[Any]]:
+    def _step(self, inputs: object, states: object) -> tuple[Any, list[Any]]:
         """Compute a step: the input of a cell is the output of the previous one."""
         next_states: list[Any] = []
         for cell, cell_states in self._cells_and_states(states):
@@ -62,8 +62,8 @@ class _CellStack(RecurrentCell):
         return inputs, next_states
 
     def unroll(
-        self, length: int, inputs: Any, begin_state: list[Any] | None = None, layout: str = "NTC",
-        merge_outputs: bool | None = None, valid_length: Any = None,
+        self, length: int, inputs: object, begin_state: list[Any] | None = None, layout: str = "NTC",
+        merge_outputs: bool | None = None, valid_length: object = None,
     ) -> tuple[Any, list[Any]]:  # fmt: skip
         """Unroll one cell after another; see ``RecurrentCell.unroll``."""
         self.reset()

@@ -53,7 +53,7 @@ def check(
     rounds: int = 5,
     seed: int = 0,
     is_train: bool = True,
-    values: Mapping[str, Any] | None = None,
+    values: Mapping[str, object] | None = None,
     options: Options | None = None,
     **shapes: Sequence[int],
 ) -> Checked:

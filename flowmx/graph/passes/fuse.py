@@ -140,7 +140,7 @@ def _dependents(heads: Sequence[Node], nodes: Iterable[Node]) -> set[Node]:
     return dependents
 
 
-def fused_operator(layer: Node, **changes: Any) -> Operator:
+def fused_operator(layer: Node, **changes: object) -> Operator:
     """Return the operator of a layer with fused operators.
 
     Args:

@@ -109,7 +109,7 @@ class Costs(Protocol):
     def nanoseconds(self, node: Node, form: Shapes) -> float:
         """Return a lower bound of an operator's time, independent of memory traffic."""
 
-    def with_memory_traffic(self, costs: Any, moved: Any, part: Any = 1) -> Any:
+    def with_memory_traffic(self, costs: object, moved: object, part: object = 1) -> Any:
         """Return the time of steps for a part of the batch, from their lower bounds and the bytes they move."""
 
     def repetition(self, graph: Graph, node: Node, parts: BatchParts) -> float:
@@ -128,7 +128,7 @@ class ProcessorCosts:
     def nanoseconds(self, node: Node, form: Shapes) -> float:
         return nanoseconds(node, form, self._cores)
 
-    def with_memory_traffic(self, costs: Any, moved: Any, part: Any = 1) -> Any:
+    def with_memory_traffic(self, costs: object, moved: object, part: object = 1) -> Any:
         return with_memory_traffic(costs, moved, part)
 
     def repetition(self, graph: Graph, node: Node, parts: BatchParts) -> float:

@@ -178,7 +178,7 @@ def _ends_with_activation(chain: Sequence[Node]) -> bool:
     return isinstance(chain[-1].op, (Activation, LeakyReLU, Clip))
 
 
-def _is_rectifier(op: Any, kinds: Sequence[str]) -> bool:
+def _is_rectifier(op: object, kinds: Sequence[str]) -> bool:
     return (isinstance(op, Activation) and op.act_type == "relu") or (
         isinstance(op, LeakyReLU) and op.act_type in kinds
     )

@@ -72,7 +72,7 @@ class Part:
         """Whether its last run took little time, so that the pushing thread may run it."""
         return self.launcher is not None and self.launcher.is_short
 
-    def compute(self, versions: tuple[Any, ...] = (), capture: bool = True) -> None:
+    def compute(self, versions: tuple[object, ...] = (), capture: bool = True) -> None:
         """Run the steps.
 
         Args:

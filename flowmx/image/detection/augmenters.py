@@ -134,8 +134,8 @@ class DetRandomCropAug(DetAugmenter):
     def __init__(
         self,
         min_object_covered: float = 0.1,
-        aspect_ratio_range: Any = (0.75, 1.33),
-        area_range: Any = (0.05, 1.0),
+        aspect_ratio_range: object = (0.75, 1.33),
+        area_range: object = (0.05, 1.0),
         min_eject_coverage: float = 0.3,
         max_attempts: int = 50,
     ) -> None:
@@ -208,8 +208,8 @@ class DetRandomPadAug(DetAugmenter):
 
     def __init__(
         self,
-        aspect_ratio_range: Any = (0.75, 1.33),
-        area_range: Any = (1.0, 3.0),
+        aspect_ratio_range: object = (0.75, 1.33),
+        area_range: object = (1.0, 3.0),
         max_attempts: int = 50,
         pad_val: Any = (128, 128, 128),
     ) -> None:
@@ -246,11 +246,11 @@ class DetRandomPadAug(DetAugmenter):
 
 
 def CreateMultiRandCropAugmenter(  # noqa: N802 - MXNet's name
-    min_object_covered: Any = 0.1,
-    aspect_ratio_range: Any = (0.75, 1.33),
-    area_range: Any = (0.05, 1.0),
-    min_eject_coverage: Any = 0.3,
-    max_attempts: Any = 50,
+    min_object_covered: object = 0.1,
+    aspect_ratio_range: object = (0.75, 1.33),
+    area_range: object = (0.05, 1.0),
+    min_eject_coverage: object = 0.3,
+    max_attempts: object = 50,
     skip_prob: float = 0,
 ) -> DetRandomSelectAug:
     """Return a random selection of several :class:`DetRandomCropAug`: each argument may be a list of values.
@@ -276,18 +276,18 @@ def CreateDetAugmenter(  # noqa: N802 - MXNet's name
     rand_pad: float = 0,
     rand_gray: float = 0,
     rand_mirror: bool = False,
-    mean: Any = None,
-    std: Any = None,
+    mean: object = None,
+    std: object = None,
     brightness: float = 0,
     contrast: float = 0,
     saturation: float = 0,
     pca_noise: float = 0,
     hue: float = 0,
     inter_method: int = 2,
-    min_object_covered: Any = 0.1,
+    min_object_covered: object = 0.1,
     aspect_ratio_range: Any = (0.75, 1.33),
     area_range: Any = (0.05, 3.0),
-    min_eject_coverage: Any = 0.3,
+    min_eject_coverage: object = 0.3,
     max_attempts: Any = 50,
     pad_val: Any = (127, 127, 127),
 ) -> list[DetAugmenter]:
@@ -332,7 +332,7 @@ def CreateDetAugmenter(  # noqa: N802 - MXNet's name
 
 
 def _image_augmenters(
-    data_shape: Sequence[int], inter_method: int, colours: Sequence[Augmenter], mean: Any, std: Any
+    data_shape: Sequence[int], inter_method: int, colours: Sequence[Augmenter], mean: object, std: object
 ) -> list[DetAugmenter]:
     """Return the last augmenters, which leave the labels unchanged: resizing, colours, normalization."""
     image_augmenters: list[Augmenter] = [

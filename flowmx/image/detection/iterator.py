@@ -57,7 +57,7 @@ class ImageDetIter(ImageIter):
         self.label_shape = max(map(len, labels)), labels[-1].shape[1]
         self.provide_label = [DataDesc(label_name, (batch_size, *self.label_shape))]
 
-    def _parse_label(self, label: Any) -> Label:
+    def _parse_label(self, label: object) -> Label:
         """Return the objects of an image.
 
         Raises:
@@ -95,7 +95,7 @@ class ImageDetIter(ImageIter):
         if not is_valid.any():
             raise RuntimeError("ImageDetIter: no object remains")
 
-    def augmentation_transform(self, data: NDArray, label: Any = None) -> Any:
+    def augmentation_transform(self, data: NDArray, label: object = None) -> Any:
         """Apply all augmenters to an image and its label."""
         for augmenter in self.auglist:
             data, label = augmenter(data, label)
@@ -158,10 +158,10 @@ class ImageDetIter(ImageIter):
         self,
         color: tuple[int, int, int] | None = None,
         thickness: int = 2,
-        mean: Any = None,
-        std: Any = None,
+        mean: object = None,
+        std: object = None,
         clip: bool = True,
-        waitKey: Any = None,
+        waitKey: object = None,
         window_name: str = "draw_next",
         id2labels: dict[int, str] | None = None,
     ) -> Iterator[Any]:

@@ -78,7 +78,7 @@ def _on_ray(plan: Plan, folder: str) -> Site:
     return Cluster(plan, folder)
 
 
-def _on_dask(plan: Plan, address: str, security: Any, folder: str) -> Site:
+def _on_dask(plan: Plan, address: str, security: object, folder: str) -> Site:
     from flowmx.kvstore.launching.dask import Cluster  # Dask is an extra
 
     return Cluster(plan, address, security, folder)

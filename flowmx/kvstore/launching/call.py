@@ -16,7 +16,7 @@ from flowmx.tools import usage
 __all__ = ["find", "main", "name_of"]
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., object]) -> str:
     """Return the name by which another process imports a function.
 
     Raises:

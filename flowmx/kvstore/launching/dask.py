@@ -196,7 +196,7 @@ class Cluster:
         folder: the working folder of the processes; by default that of the Dask workers.
     """
 
-    def __init__(self, plan: Plan, address: str, security: Any = None, folder: str = "") -> None:
+    def __init__(self, plan: Plan, address: str, security: object = None, folder: str = "") -> None:
         self.plan = plan
         self.secret: bytes | None = None
         self.folder = folder
@@ -286,7 +286,7 @@ class Cluster:
         """Return the processes on a Dask worker that have not ended."""
         return [process for process in self._processes.values() if process.host.name == host and process.status is None]
 
-    async def ask(self, host: str, function: Any, *arguments: Any) -> Any:
+    async def ask(self, host: str, function: object, *arguments: object) -> Any:
         """Call a function on a Dask worker; return None if it does not answer."""
         if host not in self._hosts:
             return None
@@ -296,7 +296,7 @@ class Cluster:
                 return answers.get(host)
         return None
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[object, object, None]) -> None:
         """Run a coroutine as a background task."""
         task = asyncio.create_task(work)
         self._tasks.add(task)

@@ -149,7 +149,7 @@ def run(spec: ProcessSpec, topic: str, holds: bool) -> Ended:
     return asyncio.run(_run(spec, topic, worker, key))
 
 
-async def _run(spec: ProcessSpec, topic: str, worker: Any, key: str) -> Ended:
+async def _run(spec: ProcessSpec, topic: str, worker: object, key: str) -> Ended:
     async with _registered(TaskProcess(key, spec, topic, worker)) as running:
         async with run_process(spec, running.buffer_line) as running.child:
             released = asyncio.create_task(running.wait_for_release())

@@ -193,7 +193,7 @@ _FIELDS = {
 }  # fmt: skip
 
 
-def _part(entry: Any) -> Part:
+def _part(entry: object) -> Part:
     if not isinstance(entry, list) or not 3 <= len(entry) <= 5:
         text = "a part of a joined request is [key, piece, home, number, acknowledged], the last two optional; got"
         raise Refused(f"{text} {entry!r}"[:500], "invalid")

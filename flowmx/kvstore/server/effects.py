@@ -117,7 +117,7 @@ class EffectRunner:
             asyncio.get_running_loop().call_soon(self._start_merges)
         self._merging.append((effect, gradients, before))
 
-    def _finish_merge(self, effect: p.Merge, total: Any, before: Sequence[Any]) -> None:
+    def _finish_merge(self, effect: p.Merge, total: object, before: Sequence[object]) -> None:
         merged = OrderedGradient(total, before) if before else total
         self.run(self.core.merged(effect.part, effect.ticket, merged))
 
@@ -190,7 +190,7 @@ class EffectRunner:
         self.run(self.core.failed(effect.part, effect.ticket, why))
         self._capture_now(effect.part)
 
-    def _start(self, work: Coroutine[Any, Any, None], effects: Sequence[p.Merge | p.Update]) -> None:
+    def _start(self, work: Coroutine[object, object, None], effects: Sequence[p.Merge | p.Update]) -> None:
         async def guarded() -> None:
             try:
                 await work

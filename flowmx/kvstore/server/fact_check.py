@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from flowmx.comm.errors import Refused
 from flowmx.comm.fields import mapping
@@ -65,7 +64,7 @@ class Facts:
         return self._names.get(node, node[:40])
 
 
-def read_facts(header: Mapping[str, Any], name: str) -> dict[str, str]:
+def read_facts(header: Mapping[str, object], name: str) -> dict[str, str]:
     """Read a node's facts from a field of a header; return {} where it is missing.
 
     Raises:

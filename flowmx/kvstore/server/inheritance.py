@@ -165,7 +165,7 @@ def _overlap(piece: SavedRecord, span: Range) -> bool:
     return empty or max(piece.range.start, span.start) < min(piece.range.stop, span.stop)
 
 
-def _within(array: Any, piece: SavedRecord, span: Range) -> np.ndarray[Any, Any]:
+def _within(array: object, piece: SavedRecord, span: Range) -> np.ndarray[Any, Any]:
     """Return the elements of a piece's array that are in a range."""
     begin = span.start if piece.range is None else piece.range.start
     end = span.stop if piece.range is None else piece.range.stop

@@ -59,7 +59,7 @@ class Links:
             seconds, and the reason: parts that it backs up cannot be acknowledged.
     """
 
-    def __init__(self, connect: Connect, sender: Mapping[str, Any]) -> None:
+    def __init__(self, connect: Connect, sender: Mapping[str, object]) -> None:
         self.unreached: Callable[[str, str], object] = lambda identity, why: None
         self._connect = connect
         self._sender = dict(sender)

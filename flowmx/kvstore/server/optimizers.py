@@ -34,7 +34,7 @@ class Optimizers:
     def __bool__(self) -> bool:
         return bool(self._installed)
 
-    def use(self, config: Mapping[str, Any] | None, space: str = PLAIN, number: int = 0) -> None:
+    def use(self, config: Mapping[str, object] | None, space: str = PLAIN, number: int = 0) -> None:
         """Set the optimizer of a space; None removes it.
 
         Raises:

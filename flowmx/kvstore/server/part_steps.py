@@ -165,7 +165,7 @@ class Steps:
 
     # -- results of computations -----------------------------------------------------------------------
 
-    def merged(self, slot: Slot, ticket: int, merged: Any) -> None:
+    def merged(self, slot: Slot, ticket: int, merged: object) -> None:
         """Handle the sum of a step's gradients."""
         if ticket != slot.ticket or slot.step is None:
             return

@@ -42,7 +42,7 @@ class Item(NamedTuple):
     before: Sequence[Any] = ()
 
 
-def items_of(message: Message, more: Mapping[str, Any] | None = None, tensors: bool | None = True) -> list[Item]:
+def items_of(message: Message, more: Mapping[str, object] | None = None, tensors: bool | None = True) -> list[Item]:
     """Decode the parts of a request.
 
     An entry of the header's ``"parts"`` is ``[key, piece, home, number, acknowledged, packing, before]``; the last four
@@ -80,7 +80,7 @@ def ranges_of(message: Message, items: Sequence[Item]) -> dict[Part, Range]:
     return {item.part: _range(entry) for item, entry in zip(items, entries, strict=False)}
 
 
-def _range(entry: Any) -> Range:
+def _range(entry: object) -> Range:
     text = f"a range is {entry!r}, expected [start, stop, shape]"[:300]
     if not isinstance(entry, list) or len(entry) != 3:
         raise Refused(text, "invalid")
@@ -144,7 +144,7 @@ def _decompress(item: Item, shape: tuple[int, ...], dtype: str) -> Any:
     return gradient.reshape(shape)
 
 
-def _item(entry: Any, tensor: Tensor | None) -> Item:
+def _item(entry: object, tensor: Tensor | None) -> Item:
     if not isinstance(entry, list) or not 3 <= len(entry) <= 7:
         text = "a part is [key, piece, home, number, acknowledged, packing, before], the last four optional"
         raise Refused(text, "invalid")

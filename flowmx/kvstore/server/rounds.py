@@ -8,7 +8,6 @@ state of a part.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from flowmx.kvstore.server.machine_state import State
 from flowmx.kvstore.server.modes import Sync
@@ -49,7 +48,7 @@ class Rounds:
 
     def push(
         self, requests: Sequence[Request], worker: str, parts: Sequence[Part], numbers: Sequence[int],
-        gradients: Sequence[Any], acknowledged: Sequence[int], pulls: bool,
+        gradients: Sequence[object], acknowledged: Sequence[int], pulls: bool,
     ) -> list[int]:  # fmt: skip
         """Handle pushes, and begin the rounds that they complete.
 
@@ -124,7 +123,7 @@ class Rounds:
 
     # -- results of computations ----------------------------------------------------------------------
 
-    def merged(self, parts: Sequence[Part], tickets: Sequence[int], merged: Sequence[Any]) -> None:
+    def merged(self, parts: Sequence[Part], tickets: Sequence[int], merged: Sequence[object]) -> None:
         """Handle the sums of many steps."""
         slots, state = self.state.slots, self.state
         updates = Updates([], [], [], [])
@@ -151,7 +150,7 @@ class Rounds:
         for backup, message in messages.items():
             state.send(backup, message)
 
-    def updated(self, parts: Sequence[Part], tickets: Sequence[int], values: Sequence[Any]) -> None:
+    def updated(self, parts: Sequence[Part], tickets: Sequence[int], values: Sequence[object]) -> None:
         """Handle the new values of many parts."""
         slots, state, primaries = self.state.slots, self.state, self.steps.primaries
         answers: list[tuple[Request, Answer]] = []
@@ -267,7 +266,7 @@ def _is_next(slot: Slot, push: tuple[str, int], acknowledged: int) -> bool:
     )  # fmt: skip
 
 
-def _add(updates: Updates, slot: Slot, merged: Any) -> None:
+def _add(updates: Updates, slot: Slot, merged: object) -> None:
     updates.parts.append(slot.part)
     updates.tickets.append(slot.ticket)
     updates.values.append(slot.value)

@@ -80,7 +80,7 @@ class Core:
     # -- requests of workers ---------------------------------------------------------------------------
 
     def enrol(
-        self, request: Request, worker: str, turn: int, part: Part, member: Member, value: Any = None,
+        self, request: Request, worker: str, turn: int, part: Part, member: Member, value: object = None,
         inherit: Inherit | None = None,
     ) -> list[Effect]:  # fmt: skip
         """Count a worker from now on; the answer is the number after which its pushes continue.
@@ -103,13 +103,13 @@ class Core:
         """Stop counting a worker that pauses pushing; it returns with :meth:`enrol`."""
         return self._request(request, part, self._enqueue_admin, [PartStep("rest", worker=worker, turn=turn)])
 
-    def load(self, request: Request, worker: str, turn: int, part: Part, loaded: Any) -> list[Effect]:
+    def load(self, request: Request, worker: str, turn: int, part: Part, loaded: object) -> list[Effect]:
         """Update the value by data other than a gradient; ``Update`` gets it in place of a merged gradient."""
         steps = [PartStep("load", worker=worker, turn=turn, merged=loaded)]
         return self._request(request, part, self._enqueue_admin, steps)
 
     def push(
-        self, request: Request, worker: str, part: Part, sequence: int, gradient: Any, acknowledged: int = 0
+        self, request: Request, worker: str, part: Part, sequence: int, gradient: object, acknowledged: int = 0
     ) -> list[Effect]:
         """Handle a push; it is answered once the gradient is in the value.
 
@@ -124,7 +124,7 @@ class Core:
         return self._request(request, part, self._push, worker, sequence, gradient, acknowledged)
 
     def pushpull(
-        self, request: Request, worker: str, part: Part, sequence: int, gradient: Any, acknowledged: int = 0
+        self, request: Request, worker: str, part: Part, sequence: int, gradient: object, acknowledged: int = 0
     ) -> list[Effect]:
         """Handle a push, as :meth:`push`; the answer is the value, once it is new enough for that worker."""
         return self._request(request, part, self._push, worker, sequence, gradient, acknowledged, True)
@@ -135,7 +135,7 @@ class Core:
 
     def push_all(
         self, requests: Sequence[Request], worker: str, parts: Sequence[Part], sequences: Sequence[int],
-        gradients: Sequence[Any], acknowledged: Sequence[int], pulls: bool = False,
+        gradients: Sequence[object], acknowledged: Sequence[int], pulls: bool = False,
     ) -> list[Effect]:  # fmt: skip
         """Handle pushes of many parts, each as :meth:`push`, or as :meth:`pushpull` if `pulls`."""
         remaining = self.rounds.push(requests, worker, parts, sequences, gradients, acknowledged, pulls)
@@ -162,7 +162,7 @@ class Core:
             self.state.slots[part].forget(request)
         return self._effects()
 
-    def configure(self, request: Request, config: Any) -> list[Effect]:
+    def configure(self, request: Request, config: object) -> list[Effect]:
         """Use a configuration (mode and optimizer) for every update from now on."""
         self._configure(self.recovery.common[0] + 1, config)
         self.state.reply(request, Acknowledged(self.recovery.common[0]))
@@ -195,20 +195,20 @@ class Core:
             self._retry_parked()
         return self._effects()
 
-    def merged(self, part: Part, ticket: int, merged: Any) -> list[Effect]:
+    def merged(self, part: Part, ticket: int, merged: object) -> list[Effect]:
         """Handle the result of a :class:`~flowmx.kvstore.server.protocol.Merge`; return effects."""
         return self._computed(part, self.steps.merged, ticket, merged)
 
-    def updated(self, part: Part, ticket: int, value: Any) -> list[Effect]:
+    def updated(self, part: Part, ticket: int, value: object) -> list[Effect]:
         """Handle the result of an :class:`~flowmx.kvstore.server.protocol.Update`; return effects."""
         return self._computed(part, self.steps.updated, ticket, value)
 
-    def merged_all(self, parts: Sequence[Part], tickets: Sequence[int], merged: Sequence[Any]) -> list[Effect]:
+    def merged_all(self, parts: Sequence[Part], tickets: Sequence[int], merged: Sequence[object]) -> list[Effect]:
         """Handle the results of a :class:`~flowmx.kvstore.server.protocol.Merges`; return effects."""
         self.rounds.merged(parts, tickets, merged)
         return self._effects()
 
-    def updated_all(self, parts: Sequence[Part], tickets: Sequence[int], values: Sequence[Any]) -> list[Effect]:
+    def updated_all(self, parts: Sequence[Part], tickets: Sequence[int], values: Sequence[object]) -> list[Effect]:
         """Handle the results of an :class:`~flowmx.kvstore.server.protocol.Updates`; return effects."""
         self.rounds.updated(parts, tickets, values)
         self._resume_waiting()
@@ -239,14 +239,14 @@ class Core:
 
     # -- internals -------------------------------------------------------------------------------------
 
-    def _request(self, request: Request, part: Part, act: Act, *arguments: Any) -> list[Effect]:
+    def _request(self, request: Request, part: Part, act: Act, *arguments: object) -> list[Effect]:
         if part.home in self.state.active:
             act(request, part, *arguments)
         else:
             self._route(request, part, act, arguments)
         return self._effects()
 
-    def _route(self, request: Request, part: Part, act: Act, arguments: tuple[Any, ...]) -> None:
+    def _route(self, request: Request, part: Part, act: Act, arguments: tuple[object, ...]) -> None:
         view = self.state.view
         if view is not None and not 0 <= part.home < len(view.servers):
             self.state.reply(
@@ -298,7 +298,7 @@ class Core:
         part: Part,
         worker: str,
         sequence: int,
-        gradient: Any,
+        gradient: object,
         acknowledged: int,
         pulls: bool = False,
     ) -> None:
@@ -389,7 +389,7 @@ class Core:
         self.state.effects.append(Configure(config))
 
     def _computed(
-        self, part: Part, handler: Callable[[Slot, int, Any], None], ticket: int, result: Any
+        self, part: Part, handler: Callable[[Slot, int, Any], None], ticket: int, result: object
     ) -> list[Effect]:
         slot = self.state.slots.get(part)
         if slot is not None:

@@ -219,7 +219,7 @@ class Store:
         """Stop the threads."""
         self.pool.shutdown(wait=False, cancel_futures=True)
 
-    def use(self, config: Mapping[str, Any] | None, space: str = PLAIN, number: int = 0) -> None:
+    def use(self, config: Mapping[str, object] | None, space: str = PLAIN, number: int = 0) -> None:
         """Set the optimizer of a key space, by its ``Optimizer.get_config`` (None: sums replace values).
 
         Args:

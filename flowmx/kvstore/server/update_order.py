@@ -52,7 +52,7 @@ class UpdateOrders:
                 self._orders.pop(space, None)
         self._configs = needed_configs
 
-    def split(self, part: Part, gradients: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
+    def split(self, part: Part, gradients: Sequence[object]) -> tuple[Sequence[Any], list[Any]]:
         """Return the optimizer's state before an update by gradients, and the gradients without it.
 
         The state is empty where the part's counts are sufficient. Among several workers the furthest state is used,

@@ -222,7 +222,7 @@ def _unpack_tell(header: dict[str, Any], tensors: Tensors) -> p.Tell:
     return p.Tell(header["epoch"], count_of(header["home"]), parts, (count_of(version), config))
 
 
-def count_of(value: Any) -> int:
+def count_of(value: object) -> int:
     """Return a decoded count; raise ValueError if it is not an int from 0 to 2**62 - 1."""
     if type(value) is not int or not 0 <= value < 1 << 62:
         raise ValueError(f"{value!r:.80} is not an int from 0 to 2**62 - 1")

@@ -31,14 +31,14 @@ class _Store(Store):
         self._costs = costs
         self._adding, self._updating = Cpu(), Cpu()
 
-    def is_small(self, gradients: Sequence[Any]) -> bool:
+    def is_small(self, gradients: Sequence[object]) -> bool:
         return len(gradients) == 1
 
     async def merge(self, gradients: Sequence[Sequence[Any]]) -> list[Any]:
         await self._adding.use(self._costs.add * sum(array.nbytes for parts in gradients for array in parts[1:]))
         return [parts[0] for parts in gradients]
 
-    async def update(self, key: Any, value: Value, merged: Any) -> Value:
+    async def update(self, key: object, value: Value, merged: Any) -> Value:
         await self._updating.use(self._costs.update * merged.nbytes)
         return Value(merged)
 

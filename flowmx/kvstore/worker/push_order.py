@@ -53,14 +53,14 @@ class PushOrder:
             self._log.append(entry)
         return entry
 
-    def begin(self, config: Mapping[str, Any], counts: Mapping[Key, int], marker: PushRecord) -> None:
+    def begin(self, config: Mapping[str, object], counts: Mapping[Key, int], marker: PushRecord) -> None:
         """Continue from the update counts of servers; drop the records before the marker."""
         with self._lock:
             while self._log and self._log.popleft() is not marker:
                 pass
             self._order = Order(config, counts)
 
-    def change(self, config: Mapping[str, Any]) -> None:
+    def change(self, config: Mapping[str, object]) -> None:
         """Continue with another description of the optimizer."""
         with self._lock:
             if self._order is not None:

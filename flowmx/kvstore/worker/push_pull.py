@@ -113,7 +113,7 @@ class DistValues(KVStore):
 
     # -- values ----------------------------------------------------------------------------------------
 
-    def init(self, key: Any, value: Any) -> None:
+    def init(self, key: object, value: object) -> None:
         """Initialize keys with the values of the worker of rank 0; each key once, on all workers in the same order.
 
         Args:
@@ -151,7 +151,7 @@ class DistValues(KVStore):
             orders = (*(entry.order for entry in entries), self._inits)
             self._enqueue("kvstore init", self._begin_init, (entries, local_arrays, self._call_count), reads, orders)
 
-    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+    def broadcast(self, key: object, value: object, out: object, priority: int = 0) -> None:
         with self._lock:
             self.init(key, value)
             entries = [self._entries[name] for name in group_by_key("broadcast", key, value)]
@@ -159,7 +159,7 @@ class DistValues(KVStore):
             self._enqueue("kvstore broadcast", self._check_untouched, (entries,), (), orders)
             self.pull(key, out, priority)
 
-    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+    def push(self, key: object, value: object, priority: int = 0) -> None:
         with self._lock:
             self._session.check()
             pairs = self._sources("push", key, value)
@@ -193,7 +193,7 @@ class DistValues(KVStore):
             # The gradients must not change until they have arrived: they may have to be sent again.
             self._enqueue("kvstore push", lambda: exchange, (), tuple(variables), (), priority)
 
-    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+    def pull(self, key: object, out: object = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         with self._lock:
             self._session.check()
             pairs = [pair for pair in self._pull_targets(key, out, ignore_sparse) if pair[1]]
@@ -208,7 +208,7 @@ class DistValues(KVStore):
             for position in singles:
                 self._pull(*pairs[position], priority)
 
-    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+    def pushpull(self, key: object, value: object, out: object = None, priority: int = 0) -> None:
         with self._lock:
             self._session.check()
             source_pairs = self._sources("pushpull", key, value)
@@ -246,7 +246,7 @@ class DistValues(KVStore):
                     records[position : position + 1],
                 )
 
-    def _sources(self, call: str, key: Any, value: Any) -> list[tuple[Slot, list[NDArray]]]:
+    def _sources(self, call: str, key: object, value: object) -> list[tuple[Slot, list[NDArray]]]:
         return [
             (slot, values if self._is_sent_by_rows(slot, values) else self._dense(call, slot.key, values))
             for slot, values in super()._sources(call, key, value)
@@ -260,7 +260,7 @@ class DistValues(KVStore):
             and self._entries[slot.key].has_rows
         )
 
-    def _targets(self, call: str, key: Any, out: Any) -> list[tuple[Slot, list[NDArray]]]:
+    def _targets(self, call: str, key: object, out: object) -> list[tuple[Slot, list[NDArray]]]:
         pairs = super()._targets(call, key, out)
         stypes = ("default", "row_sparse") if call == "row_sparse_pull" else ("default",)
         for slot, arrays in pairs:
@@ -309,7 +309,7 @@ class DistValues(KVStore):
             program.shut_down()
         self._step.push(keys)
 
-    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
+    def row_sparse_pull(self, key: object, out: object = None, priority: int = 0, row_ids: object = None) -> None:
         if row_ids is None:
             raise KVStoreError("row_sparse_pull: row_ids is missing: pass an NDArray of row numbers, or a list of them")
         with self._lock:
@@ -400,7 +400,7 @@ class DistValues(KVStore):
         self._copy_to_others(receiver, [target], priority)
 
     def _enqueue(
-        self, name: str, function: Callable[..., Any], arguments: tuple[Any, ...], reads: tuple[Variable, ...],
+        self, name: str, function: Callable[..., object], arguments: tuple[object, ...], reads: tuple[Variable, ...],
         writes: tuple[Variable, ...], priority: int = 0, light: bool = False,
     ) -> Handle:  # fmt: skip
         op = Handle(function, arguments, reads, writes, self._session.actor, name, capture(), 0, light)
@@ -409,7 +409,7 @@ class DistValues(KVStore):
         return op
 
     def _enqueue_for_all_keys(
-        self, name: str, work: Callable[..., Coroutine[Any, Any, Any]] | None, arguments: tuple[Any, ...]
+        self, name: str, work: Callable[..., Coroutine[Any, Any, Any]] | None, arguments: tuple[object, ...]
     ) -> Handle:
         """Enqueue an operation that runs after everything pushed so far, and before everything pushed later."""
         orders = tuple(entry.order for entry in self._family.entries())
@@ -435,7 +435,7 @@ def _completed_pushes(entries: Iterable[KeyState]) -> int:
     return min((min(entry.numbers) for entry in entries if any(entry.numbers)), default=0)
 
 
-def _can_join_group(entry: KeyState, source: Any) -> bool:
+def _can_join_group(entry: KeyState, source: object) -> bool:
     """Return whether a pushed value may be joined with those of other small keys: an array of the key's dtype."""
     return isinstance(source, BaseArray) and source.element_type == entry.dtype
 

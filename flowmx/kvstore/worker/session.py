@@ -260,7 +260,7 @@ class Session:
             for home, pushes in by_home.items():
                 self._background(self._sender.abandon(home, pushes, error))
 
-    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _background(self, work: Coroutine[object, object, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -63,7 +63,7 @@ class Windows:
         self._tasks: set[asyncio.Task[None]] = set()
         self.reads = 0
 
-    def read(self, shard: Shard, number: int, rows: Any, into: Any) -> bool:
+    def read(self, shard: Shard, number: int, rows: object, into: object) -> bool:
         """Read rows of a part; return False if they must be requested from the server.
 
         Args:
@@ -79,7 +79,7 @@ class Windows:
         self.reads += 1
         return True
 
-    def request(self, shard: Shard, shape: tuple[int, ...], dtype: Any) -> None:
+    def request(self, shard: Shard, shape: tuple[int, ...], dtype: object) -> None:
         """Count a request for rows of a part; request a window after several of them."""
         part = shard.key, shard.part
         self._request_counts[part] = count = self._request_counts.get(part, 0) + 1

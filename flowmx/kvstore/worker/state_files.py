@@ -19,7 +19,7 @@ __all__ = ["join_states", "split_states"]
 
 
 def join_states(
-    entries: Sequence[KeyState], parts: Mapping[Shard, bytes], optimizer: Mapping[str, Any] | None
+    entries: Sequence[KeyState], parts: Mapping[Shard, bytes], optimizer: Mapping[str, object] | None
 ) -> bytes:
     """Join the states of shards into the content of a file.
 

@@ -145,7 +145,7 @@ class DistKVStore(DistValues):
     ) -> Callable[..., Coroutine[Any, Any, None]]:
         """Return a coroutine function for set_optimizer; if it fails, later pushes and pulls raise its error."""
 
-        async def install(*arguments: Any) -> None:
+        async def install(*arguments: object) -> None:
             try:
                 await work(*arguments)
             except Refused as refused:
@@ -196,7 +196,7 @@ class DistKVStore(DistValues):
     def _watch(self) -> None:
         program.install_sigterm_handler()
 
-    def _exchange(self, keys: Sequence[Any], values: Sequence[Any], outs: Sequence[Any]) -> None:
+    def _exchange(self, keys: Sequence[Any], values: Sequence[object], outs: Sequence[object]) -> None:
         sizes = [self._entries[key].nbytes for key in keys]
         for run in split_into_runs(sizes):
             self.pushpull(keys[run], values[run], out=outs[run], priority=-run.start)

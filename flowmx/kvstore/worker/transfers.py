@@ -47,7 +47,7 @@ class Transfers:
         self.broken: BaseException | None = None
         """The error of ``set_optimizer``, raised by every push and pull until another call of it succeeds."""
 
-    def _check(self, entry: KeyState | None = None, source: Any = None) -> None:
+    def _check(self, entry: KeyState | None = None, source: object = None) -> None:
         """Check that ``set_optimizer`` has not failed, and that a pushed array has the key's dtype."""
         if self.broken is not None:
             raise KVStoreError(str(self.broken)) from self.broken
@@ -74,7 +74,7 @@ class Transfers:
     # -- one key ---------------------------------------------------------------------------------------
 
     def push(
-        self, entry: KeyState, source: Any, exchange: Exchange, priority: int, records: Sequence[PushRecord] = ()
+        self, entry: KeyState, source: object, exchange: Exchange, priority: int, records: Sequence[PushRecord] = ()
     ) -> None:  # fmt: skip
         """Send a push; a small operation runs on the pushing thread."""
         self._check(entry, source)
@@ -83,7 +83,7 @@ class Transfers:
         self._send("push", entry, exchange, priority, tensors, source, before=self._states_before(records))
 
     def pushpull(
-        self, entry: KeyState, source: Any, target: BaseArray, priority: int, records: Sequence[PushRecord] = ()
+        self, entry: KeyState, source: object, target: BaseArray, priority: int, records: Sequence[PushRecord] = ()
     ) -> Exchange:  # fmt: skip
         """Send a push, and receive the value into an array."""
         self._check(entry, source)
@@ -187,12 +187,12 @@ class Transfers:
 _PUSHES = (Transfers.push, Transfers.pushpull, Transfers.push_group, Transfers.pushpull_group)
 
 
-def nbytes_of(source: Any) -> int:
+def nbytes_of(source: object) -> int:
     """Return the bytes of a pushed array; 0 for a compressed gradient, whose memory nothing else uses."""
     return source.element_type.itemsize * math.prod(source.dims) if isinstance(source, BaseArray) else 0
 
 
-def check_dtype(entry: KeyState, source: Any) -> None:
+def check_dtype(entry: KeyState, source: object) -> None:
     """Check the dtype of a pushed array here: if a server rejected a counted push, a pull would wait for it forever."""
     if isinstance(source, BaseArray) and source.element_type != entry.dtype:
         raise KVStoreError(
@@ -207,7 +207,7 @@ def _tensors(entry: KeyState, source: Any, convert: Callable[[Any], Any]) -> Seq
     return [Tensor.of(piece) for piece in entry.pieces(convert(source.raw()))]
 
 
-def _scatter(target: BaseArray, rows: Any, values: Any) -> None:
+def _scatter(target: BaseArray, rows: object, values: object) -> None:
     result = target.raw_for_writing()
     result[...] = 0
     result[rows] = values

@@ -67,7 +67,7 @@ def key_facts(entries: Sequence[KeyState]) -> dict[str, str]:
 
 
 async def open_with_facts(
-    servers: Caller, home: int, header: Mapping[str, Any], facts: Mapping[str, str], hints: Mapping[str, str]
+    servers: Caller, home: int, header: Mapping[str, object], facts: Mapping[str, str], hints: Mapping[str, str]
 ) -> None:  # fmt: skip
     """Open a server's store with this worker's facts; log differences in hints.
 

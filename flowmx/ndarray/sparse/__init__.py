@@ -45,7 +45,9 @@ add, subtract = _two("add", "add"), _two("subtract", "sub")
 multiply, divide = _two("multiply", "mul"), _two("divide", "truediv")
 
 
-def retain(data: Any = None, indices: Any = None, out: Any = None, name: Any = None, **kwargs: Any) -> Any:
+def retain(
+    data: object = None, indices: object = None, out: object = None, name: object = None, **kwargs: object
+) -> Any:
     """Select rows of a row_sparse array by number, as a row_sparse array.
 
     Args:

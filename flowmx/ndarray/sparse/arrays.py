@@ -61,7 +61,7 @@ class SparseStorage(Storage):
         )
 
 
-def _stype(shape: Any) -> str:
+def _stype(shape: object) -> str:
     return cast("SparseShape", shape).stype
 
 
@@ -83,7 +83,7 @@ class NotSupportedForSparseNDArray(MXNetError, NotImplementedError):
         args: the function's arguments.
     """
 
-    def __init__(self, function: Any, alias: str | None, *args: Any) -> None:
+    def __init__(self, function: Any, alias: str | None, *args: object) -> None:
         name = function.__name__ + (f" (namely {alias})" if alias else "")
         kinds = ", ".join(type(arg).__name__ for arg in args)
         super().__init__(f"{name} does not support sparse arrays; it was given {kinds}")
@@ -177,7 +177,7 @@ class BaseSparseNDArray(NDArray):
         return self._part(self._content().data)
 
     @data.setter
-    def data(self, value: Any) -> NoReturn:
+    def data(self, value: object) -> NoReturn:
         raise NotImplementedError(
             "data: the stored values cannot be replaced alone; assign to the whole array: x[:] = value"
         )
@@ -188,7 +188,7 @@ class BaseSparseNDArray(NDArray):
         return self._part(self._content().indices)
 
     @indices.setter
-    def indices(self, value: Any) -> NoReturn:
+    def indices(self, value: object) -> NoReturn:
         raise NotImplementedError("indices: they cannot be replaced alone; assign to the whole array: x[:] = value")
 
     def check_format(self, full_check: bool = True) -> None:
@@ -205,7 +205,7 @@ class BaseSparseNDArray(NDArray):
     def __iter__(self) -> NoReturn:
         raise NotImplementedError("a sparse array cannot be iterated over; make it dense with tostype('default')")
 
-    def __contains__(self, value: Any) -> bool:
+    def __contains__(self, value: object) -> bool:
         return bool((self.asnumpy() == np.asarray(value)).any())
 
     # -- moving and converting -------------------------------------------------------------------------
@@ -260,11 +260,11 @@ class BaseSparseNDArray(NDArray):
         """Not supported: arrays of ``mx.np`` are dense."""
         raise ValueError(f"cannot convert an array of stype {self.stype} to an array of mx.np: make it dense first")
 
-    def reshape(self, *shape: Any, **kwargs: Any) -> NoReturn:
+    def reshape(self, *shape: object, **kwargs: object) -> NoReturn:
         """Not supported for sparse arrays."""
         raise NotSupportedForSparseNDArray(self.reshape, None, shape)
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(self, **options: object) -> Any:
         raise BufferError("a sparse array cannot be exported with DLPack; make it dense with tostype('default')")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -282,12 +282,12 @@ class BaseSparseNDArray(NDArray):
     def __reduce__(self) -> Any:
         return _unpickled, (type(self),), self.__getstate__()
 
-    def __deepcopy__(self, memo: Any) -> NDArray:
+    def __deepcopy__(self, memo: object) -> NDArray:
         return self.copy()
 
     # -- indexing --------------------------------------------------------------------------------------
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         """Replace the whole content; only ``x[:] = value`` is supported."""
         if not isinstance(key, slice):
             if not isinstance(key, (int, tuple)):
@@ -310,7 +310,7 @@ class BaseSparseNDArray(NDArray):
     def _refuse_key(self) -> NoReturn:
         raise MXNetError("CSRNDArray only supports [:] for assignment")
 
-    def _fill(self, number: Any) -> None:
+    def _fill(self, number: object) -> None:
         raise NotImplementedError
 
     __matmul__ = None  # type: ignore[assignment]
@@ -325,7 +325,7 @@ class BaseSparseNDArray(NDArray):
 def _arithmetic(name: str, both: str, broadcast: str, number: str) -> Any:
     """Return an arithmetic method, from the operators for equal shapes, broadcasting, and numbers."""
 
-    def method(self: NDArray, other: Any) -> Any:
+    def method(self: NDArray, other: object) -> Any:
         if isinstance(other, NDArray):
             op = both if tuple(self.dims) == tuple(other.dims) else broadcast
             return self._call(op, other)
@@ -384,7 +384,7 @@ class CSRNDArray(BaseSparseNDArray):
         matrix = importlib.import_module("scipy.sparse").csr_matrix
         return matrix(tuple(np.array(each) for each in content), shape=self.shape, dtype=self.dtype)
 
-    def __getitem__(self, key: Any) -> NDArray:
+    def __getitem__(self, key: object) -> NDArray:
         """Copy one row, or consecutive rows, to a new csr matrix."""
         if isinstance(key, slice):
             if key.step is not None:
@@ -399,7 +399,7 @@ class CSRNDArray(BaseSparseNDArray):
         begin = self.dims[0] - 1 if key == -1 else int(key)
         return self._call("slice", begin=(begin,), end=(begin + 1,))
 
-    def _fill(self, number: Any) -> None:
+    def _fill(self, number: object) -> None:
         if number != 0:
             raise ValueError("Assigning numeric types to CSRNDArray is not implemented yet.")
         late("ndarray.sparse.calls").compute(self.storage.device, "_zeros", _zeros("csr", self), (), self)
@@ -416,7 +416,7 @@ class RowSparseNDArray(BaseSparseNDArray):
         array([0, 3])
     """
 
-    def __getitem__(self, key: Any) -> NDArray:
+    def __getitem__(self, key: object) -> NDArray:
         """Return the array itself for ``x[:]``; no other key is supported."""
         if isinstance(key, (int, np.integer)):
             raise MXNetError("__getitem__ with int key is not implemented for RowSparseNDArray yet")
@@ -428,14 +428,14 @@ class RowSparseNDArray(BaseSparseNDArray):
             raise ValueError("Multi-dimension indexing is not supported")
         raise ValueError(f"Undefined behaviour for {key}")
 
-    def retain(self, *args: Any, **kwargs: Any) -> Any:
+    def retain(self, *args: object, **kwargs: object) -> Any:
         """Call :func:`flowmx.nd.sparse.retain` with this method's arguments, as in MXNet."""
         return late("ndarray.sparse").retain(*args, **kwargs)
 
     def _refuse_key(self) -> NoReturn:
         raise TypeError("RowSparseNDArray only supports [:] for assignment")
 
-    def _fill(self, number: Any) -> None:
+    def _fill(self, number: object) -> None:
         device, shape, dtype = self.storage.device, self.shape, self.element_type
         if number == 0:
             late("ndarray.sparse.calls").compute(device, "_zeros", _zeros("row_sparse", self), (), self)

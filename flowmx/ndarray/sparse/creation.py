@@ -58,7 +58,7 @@ def _on_host(device: devices.Device) -> None:
         raise NotImplementedError(f"sparse arrays are supported only on the CPU, not on {device}")
 
 
-def empty(stype: str, shape: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
+def empty(stype: str, shape: object, ctx: Context | None = None, dtype: object = None) -> NDArray:
     """Create zeros, as :func:`zeros`."""
     if stype is None:
         raise ArgumentError("empty: stype is None, expected 'csr' or 'row_sparse'")
@@ -92,7 +92,7 @@ def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> N
     raise ValueError(f"sparse.array: unexpected source of type {type(source_array)}; use mx.nd.array for dense arrays")
 
 
-def _is_scipy(source: Any) -> bool:
+def _is_scipy(source: object) -> bool:
     scipy = sys.modules.get("scipy.sparse")
     return scipy is not None and bool(scipy.issparse(source))
 
@@ -103,7 +103,7 @@ def _create(stype: str, ctx: Context | None, shape: Any, kind: DType, content: C
     return allocated(stype, device, tuple(int(n) for n in shape), kind, content)
 
 
-def _from_parts(stype: str, ctx: Context | None, shape: Any, content: Csr | Rows) -> NDArray:
+def _from_parts(stype: str, ctx: Context | None, shape: object, content: Csr | Rows) -> NDArray:
     """Create an array from the user's parts. As in MXNet, invalid indices raise when the array is first used."""
     shape, kind = _lengths(shape), as_dtype(content.data.dtype)
     check_lengths(content, shape)
@@ -135,7 +135,7 @@ def _lengths(shape: Any) -> tuple[int, ...]:
     return as_shape(shape)
 
 
-def csr_matrix(arg1: Any, shape: Any = None, ctx: Context | None = None, dtype: Any = None) -> NDArray:
+def csr_matrix(arg1: Any, shape: Any = None, ctx: Context | None = None, dtype: object = None) -> NDArray:
     """Create a csr matrix.
 
     Args:
@@ -165,7 +165,7 @@ def csr_matrix(arg1: Any, shape: Any = None, ctx: Context | None = None, dtype: 
     return _of_dense("csr", arg1, shape, ctx, dtype)
 
 
-def _of_dense(stype: str, source: Any, shape: Any, ctx: Context | None, dtype: Any) -> NDArray:
+def _of_dense(stype: str, source: object, shape: object, ctx: Context | None, dtype: object) -> NDArray:
     if dtype is None:
         dtype = source.dtype if isinstance(source, (NDArray, np.ndarray)) else np.float32
     dense = dense_array(source, ctx, dtype)
@@ -190,7 +190,7 @@ def _elements(source: Any, dtype: Any) -> np.ndarray[Any, Any]:
         raise TypeError(f"data: values must be array like object, and is {str(source)[:80]}") from None
 
 
-def _whole_numbers(name: str, source: Any) -> np.ndarray[Any, Any]:
+def _whole_numbers(name: str, source: object) -> np.ndarray[Any, Any]:
     """Convert an array of any dtype to indices.
 
     Raises:
@@ -214,7 +214,9 @@ def _whole_numbers(name: str, source: Any) -> np.ndarray[Any, Any]:
     return indices
 
 
-def _csr_of_parts(data: Any, indices: Any, indptr: Any, shape: Any, ctx: Context | None, dtype: Any) -> NDArray:
+def _csr_of_parts(
+    data: Any, indices: object, indptr: object, shape: object, ctx: Context | None, dtype: Any
+) -> NDArray:
     values = _elements(data, as_dtype(dtype) if dtype is not None else None)
     columns, starts = _whole_numbers("indices", indices), _whole_numbers("indptr", indptr)
     if shape is None:
@@ -224,7 +226,7 @@ def _csr_of_parts(data: Any, indices: Any, indptr: Any, shape: Any, ctx: Context
     return _from_parts("csr", ctx, shape, Csr(values, columns, starts))
 
 
-def _csr_of_places(data: Any, row: Any, col: Any, shape: Any, ctx: Context | None, dtype: Any) -> NDArray:
+def _csr_of_places(data: object, row: object, col: object, shape: object, ctx: Context | None, dtype: Any) -> NDArray:
     values = data.asnumpy() if isinstance(data, NDArray) else np.asarray(data)
     if dtype is not None:
         values = values.astype(as_dtype(dtype))
@@ -249,7 +251,7 @@ def _csr_of_places(data: Any, row: Any, col: Any, shape: Any, ctx: Context | Non
     return _create("csr", ctx, shape, kind, content._replace(data=content.data.astype(kind)))
 
 
-def row_sparse_array(arg1: Any, shape: Any = None, ctx: Context | None = None, dtype: Any = None) -> NDArray:
+def row_sparse_array(arg1: object, shape: object = None, ctx: Context | None = None, dtype: object = None) -> NDArray:
     """Create a row_sparse array.
 
     Args:
@@ -276,7 +278,7 @@ def row_sparse_array(arg1: Any, shape: Any = None, ctx: Context | None = None, d
     return _of_dense("row_sparse", arg1, shape, ctx, dtype)
 
 
-def _rows_of_parts(data: Any, indices: Any, shape: Any, ctx: Context | None, dtype: Any) -> NDArray:
+def _rows_of_parts(data: Any, indices: object, shape: Any, ctx: Context | None, dtype: Any) -> NDArray:
     values = _elements(data, as_dtype(dtype) if dtype is not None else None)
     rows = _whole_numbers("indices", indices)
     if shape is None:

@@ -36,7 +36,7 @@ def apply_conjugated(xp: Functions, head: Tensor, rule: Callable[[Any], Any]) ->
     return cast("Gradients", _conjugate_nested(xp, gradients))
 
 
-def _conjugate_nested(xp: Functions, value: Any) -> Any:
+def _conjugate_nested(xp: Functions, value: object) -> Any:
     if isinstance(value, (list, tuple)):
         return [_conjugate_nested(xp, item) for item in value]
     return None if value is None else xp.conjugate(value)
@@ -95,7 +95,7 @@ def _vecdot(xp: Functions, g: Tensor, r: Tensor, x: Tensor, y: Tensor, axis: int
 
 @_rule("linalg.norm", "linalg.vector_norm", "linalg.matrix_norm")
 def _norm(
-    xp: Functions, g: Tensor, r: Tensor, x: Tensor, ord: Any = None, axis: Axis = None, *_: object, **others: object
+    xp: Functions, g: Tensor, r: Tensor, x: Tensor, ord: object = None, axis: Axis = None, *_: object, **others: object
 ) -> Gradients:
     is_vector = x.ndim == 1 if axis is None else isinstance(axis, int) or len(axis) == 1
     if ord not in (None, "fro") and not (ord == 2 and is_vector):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from flowmx.numpy.rules.registry import getitem, is_array, refuse, rule
 from flowmx.ops.registry.tensors import Functions, Gradients, Tensor
@@ -107,8 +106,10 @@ def _diff(xp: Functions, g: Tensor, r: Tensor, x: Tensor, n: int = 1, axis: int 
 
 
 @rule("ediff1d")
-def _ediff1d(xp: Functions, g: Tensor, r: Tensor, x: Tensor, to_end: Any = None, to_begin: Any = None) -> Gradients:
-    def length(end: Any) -> int:
+def _ediff1d(
+    xp: Functions, g: Tensor, r: Tensor, x: Tensor, to_end: object = None, to_begin: object = None
+) -> Gradients:
+    def length(end: object) -> int:
         return (
             0 if end is None else math.prod(end.shape) if is_array(end) else len(end) if hasattr(end, "__len__") else 1
         )

@@ -128,7 +128,7 @@ def _i0(xp: Functions, g: Tensor, r: Tensor, x: Tensor) -> Gradients:
 
 @rule("clip")
 def _clip(
-    xp: Functions, g: Tensor, r: Tensor, x: Tensor, low: Any = None, high: Any = None, **others: Any
+    xp: Functions, g: Tensor, r: Tensor, x: Tensor, low: object = None, high: object = None, **others: object
 ) -> Gradients:
     low, high = (others.get(a, others.get(b, c)) for a, b, c in (("a_min", "min", low), ("a_max", "max", high)))
     inside: Any = x == x

@@ -47,14 +47,14 @@ def _real_output_gradient(xp: Functions, g: Tensor, x: Tensor, axis: int, norm: 
 
 @rule("fft.fft")
 def _fft(
-    xp: Functions, g: Tensor, r: Tensor, a: Tensor, n: Any = None, axis: int = -1, norm: str | None = None
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, n: object = None, axis: int = -1, norm: str | None = None
 ) -> Gradients:
     return (_complex_gradient(xp, g, a, axis % a.ndim, norm, False),)
 
 
 @rule("fft.ifft")
 def _ifft(
-    xp: Functions, g: Tensor, r: Tensor, a: Tensor, n: Any = None, axis: int = -1, norm: str | None = None
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, n: object = None, axis: int = -1, norm: str | None = None
 ) -> Gradients:
     return (_complex_gradient(xp, g, a, axis % a.ndim, norm, True),)
 
@@ -68,14 +68,14 @@ def _rfft(
 
 @rule("fft.irfft")
 def _irfft(
-    xp: Functions, g: Tensor, r: Tensor, a: Tensor, n: Any = None, axis: int = -1, norm: str | None = None
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, n: object = None, axis: int = -1, norm: str | None = None
 ) -> Gradients:
     return (_real_output_gradient(xp, g, a, axis % a.ndim, norm),)
 
 
 @rule("fft.hfft")
 def _hfft(
-    xp: Functions, g: Tensor, r: Tensor, a: Tensor, n: Any = None, axis: int = -1, norm: str | None = None
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, n: object = None, axis: int = -1, norm: str | None = None
 ) -> Gradients:
     return (xp.conjugate(_real_output_gradient(xp, g, a, axis % a.ndim, _INVERSE_NORM[norm])),)
 
@@ -103,28 +103,28 @@ def _complex_gradients(
 
 @rule("fft.fftn")
 def _fftn(
-    xp: Functions, g: Tensor, r: Tensor, a: Tensor, s: Any = None, axes: Axis = None, norm: str | None = None
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, s: object = None, axes: Axis = None, norm: str | None = None
 ) -> Gradients:
     return (_complex_gradients(xp, g, a, _resolve_axes(a, s, axes), norm, False),)
 
 
 @rule("fft.ifftn")
 def _ifftn(
-    xp: Functions, g: Tensor, r: Tensor, a: Tensor, s: Any = None, axes: Axis = None, norm: str | None = None
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, s: object = None, axes: Axis = None, norm: str | None = None
 ) -> Gradients:
     return (_complex_gradients(xp, g, a, _resolve_axes(a, s, axes), norm, True),)
 
 
 @rule("fft.fft2")
 def _fft2(
-    xp: Functions, g: Tensor, r: Tensor, a: Tensor, s: Any = None, axes: Axis = (-2, -1), norm: str | None = None
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, s: object = None, axes: Axis = (-2, -1), norm: str | None = None
 ) -> Gradients:
     return _fftn(xp, g, r, a, s, axes, norm)
 
 
 @rule("fft.ifft2")
 def _ifft2(
-    xp: Functions, g: Tensor, r: Tensor, a: Tensor, s: Any = None, axes: Axis = (-2, -1), norm: str | None = None
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, s: object = None, axes: Axis = (-2, -1), norm: str | None = None
 ) -> Gradients:
     return _ifftn(xp, g, r, a, s, axes, norm)
 
@@ -140,7 +140,7 @@ def _rfftn(
 
 @rule("fft.irfftn")
 def _irfftn(
-    xp: Functions, g: Tensor, r: Tensor, a: Tensor, s: Any = None, axes: Axis = None, norm: str | None = None
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, s: object = None, axes: Axis = None, norm: str | None = None
 ) -> Gradients:
     *others, last = _resolve_axes(a, s, axes)
     return (_complex_gradients(xp, _real_output_gradient(xp, g, a, last, norm), a, others, norm, True),)
@@ -148,13 +148,13 @@ def _irfftn(
 
 @rule("fft.rfft2")
 def _rfft2(
-    xp: Functions, g: Tensor, r: Tensor, a: Tensor, s: Any = None, axes: Axis = (-2, -1), norm: str | None = None
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, s: object = None, axes: Axis = (-2, -1), norm: str | None = None
 ) -> Gradients:
     return _rfftn(xp, g, r, a, s, axes, norm)
 
 
 @rule("fft.irfft2")
 def _irfft2(
-    xp: Functions, g: Tensor, r: Tensor, a: Tensor, s: Any = None, axes: Axis = (-2, -1), norm: str | None = None
+    xp: Functions, g: Tensor, r: Tensor, a: Tensor, s: object = None, axes: Axis = (-2, -1), norm: str | None = None
 ) -> Gradients:
     return _irfftn(xp, g, r, a, s, axes, norm)

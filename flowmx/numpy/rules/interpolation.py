@@ -50,7 +50,7 @@ def _interp(
 
 @rule("gradient")
 def _gradient(
-    xp: Functions, g: Tensor, r: Tensor, f: Tensor, *spacings: Any, axis: Axis = None, edge_order: int = 1
+    xp: Functions, g: Tensor, r: Tensor, f: Tensor, *spacings: object, axis: Axis = None, edge_order: int = 1
 ) -> Gradients:
     axes = range(f.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
     heads = as_list(g)
@@ -70,7 +70,7 @@ def _gradient(
 
 @rule("trapezoid")
 def _trapezoid(
-    xp: Functions, g: Tensor, r: Tensor, y: Tensor, x: Tensor | None = None, dx: Any = 1.0, axis: int = -1
+    xp: Functions, g: Tensor, r: Tensor, y: Tensor, x: Tensor | None = None, dx: object = 1.0, axis: int = -1
 ) -> Gradients:
     axis %= y.ndim
     count = y.shape[axis]

@@ -81,7 +81,7 @@ def _eigvalsh(xp: Functions, g: Tensor, r: Tensor, x: Tensor, *_: object, **othe
 
 @rule("linalg.norm", "linalg.vector_norm", "linalg.matrix_norm")
 def _norm(
-    xp: Functions, g: Tensor, r: Tensor, x: Tensor, ord: Any = None, axis: Axis = None, *_: object, **others: object
+    xp: Functions, g: Tensor, r: Tensor, x: Tensor, ord: object = None, axis: Axis = None, *_: object, **others: object
 ) -> Gradients:
     axes = (axis,) if isinstance(axis, int) else axis
     is_vector = x.ndim == 1 if axes is None else len(axes) == 1
@@ -224,7 +224,7 @@ def _matrix_power(xp: Functions, g: Tensor, r: Tensor, x: Tensor, n: int) -> Gra
 
 
 @rule("linalg.cond")
-def _cond(xp: Functions, g: Tensor, r: Tensor, x: Tensor, p: Any = None) -> Gradients:
+def _cond(xp: Functions, g: Tensor, r: Tensor, x: Tensor, p: object = None) -> Gradients:
     head = xp.reshape(g, (*g.shape, 1, 1))
     if p in (None, 2, -2):
         u, s, v = xp.linalg.svd(x, full_matrices=False)

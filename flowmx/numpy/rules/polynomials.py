@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from flowmx.numpy.rules.registry import getitem, is_array, refuse, rule
 from flowmx.ops.registry.tensors import Functions, Gradients, Tensor
@@ -85,7 +84,7 @@ def _polyval(xp: Functions, g: Tensor, r: Tensor, p: Tensor, x: Tensor) -> Gradi
 
 
 @rule("vander")
-def _vander(xp: Functions, g: Tensor, r: Tensor, x: Tensor, N: Any = None, increasing: bool = False) -> Gradients:
+def _vander(xp: Functions, g: Tensor, r: Tensor, x: Tensor, N: object = None, increasing: bool = False) -> Gradients:
     count = g.shape[-1]
     powers = xp.arange(count, dtype=x.dtype)
     powers = powers if increasing else xp.flip(powers)

@@ -98,7 +98,7 @@ def _kron(xp: Functions, g: Tensor, r: Tensor, x: Tensor, y: Tensor) -> Gradient
 
 
 @rule("cross", "linalg.cross")
-def _cross(xp: Functions, g: Tensor, r: Tensor, x: Tensor, y: Tensor, **axes: Any) -> Gradients:
+def _cross(xp: Functions, g: Tensor, r: Tensor, x: Tensor, y: Tensor, **axes: object) -> Gradients:
     if axes or x.shape[-1] != 3 or y.shape[-1] != 3:
         refuse("cross of 2-element vectors, or along another axis")
     return xp.cross(y, g), xp.cross(g, x)

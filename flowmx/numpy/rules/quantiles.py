@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flowmx.numpy.rules.registry import Axis, Rule, axes_of, from_rows, refuse, rule, to_rows
 from flowmx.ops.registry.tensors import Functions, Gradients, Tensor
 
@@ -70,7 +68,7 @@ for _name in ("percentile", "nanpercentile", "quantile", "nanquantile"):
 
 @rule("partition")
 def _partition(
-    xp: Functions, g: Tensor, r: Tensor, x: Tensor, kth: Any, axis: Axis = -1, *_: object, **others: object
+    xp: Functions, g: Tensor, r: Tensor, x: Tensor, kth: object, axis: Axis = -1, *_: object, **others: object
 ) -> Gradients:
     if axis is None:
         refuse("partition with axis=None")

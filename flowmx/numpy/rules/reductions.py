@@ -30,7 +30,14 @@ __all__: list[str] = []
 
 @rule("sum")
 def _sum(
-    xp: Functions, g: Tensor, r: Tensor, x: Tensor, axis: Axis = None, *_: object, where: Any = None, **others: object
+    xp: Functions,
+    g: Tensor,
+    r: Tensor,
+    x: Tensor,
+    axis: Axis = None,
+    *_: object,
+    where: object = None,
+    **others: object,
 ) -> Gradients:
     return (apply_mask(xp, broadcast_back(xp, g, x, axis), where),)
 
@@ -44,7 +51,14 @@ def _nansum(
 
 @rule("mean")
 def _mean(
-    xp: Functions, g: Tensor, r: Tensor, x: Tensor, axis: Axis = None, *_: object, where: Any = None, **others: object
+    xp: Functions,
+    g: Tensor,
+    r: Tensor,
+    x: Tensor,
+    axis: Axis = None,
+    *_: object,
+    where: object = None,
+    **others: object,
 ) -> Gradients:
     if where is not None:
         refuse("mean with where=")
@@ -53,7 +67,14 @@ def _mean(
 
 @rule("prod")
 def _prod(
-    xp: Functions, g: Tensor, r: Tensor, x: Tensor, axis: Axis = None, *_: object, where: Any = None, **others: object
+    xp: Functions,
+    g: Tensor,
+    r: Tensor,
+    x: Tensor,
+    axis: Axis = None,
+    *_: object,
+    where: object = None,
+    **others: object,
 ) -> Gradients:
     factors = x if where is None or where is True else xp.where(where, x, 1.0)
     products = extension(factors, "products_of_others", axes_of(axis, x.ndim))
@@ -153,7 +174,14 @@ def _mask_nans(xp: Functions, x: Tensor, axis: Axis) -> tuple[Tensor, Tensor, Te
 
 @rule("nanmean")
 def _nanmean(
-    xp: Functions, g: Tensor, r: Tensor, x: Tensor, axis: Axis = None, *_: object, where: Any = None, **others: object
+    xp: Functions,
+    g: Tensor,
+    r: Tensor,
+    x: Tensor,
+    axis: Axis = None,
+    *_: object,
+    where: object = None,
+    **others: object,
 ) -> Gradients:
     if where is not None:
         refuse("nanmean with where=")
@@ -173,14 +201,14 @@ def _nanvar_gradient(
 
 @rule("nanvar")
 def _nanvar(
-    xp: Functions, g: Tensor, r: Tensor, x: Tensor, axis: Axis = None, *_: object, ddof: float = 0, **others: Any
+    xp: Functions, g: Tensor, r: Tensor, x: Tensor, axis: Axis = None, *_: object, ddof: float = 0, **others: object
 ) -> Gradients:
     return _nanvar_gradient(xp, g * 2, x, axis, ddof, others)
 
 
 @rule("nanstd")
 def _nanstd(
-    xp: Functions, g: Tensor, r: Tensor, x: Tensor, axis: Axis = None, *_: object, ddof: float = 0, **others: Any
+    xp: Functions, g: Tensor, r: Tensor, x: Tensor, axis: Axis = None, *_: object, ddof: float = 0, **others: object
 ) -> Gradients:
     return _nanvar_gradient(xp, g / replace_zeros(r), x, axis, ddof, others)
 

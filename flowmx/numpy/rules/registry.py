@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeGuard, cast
+from typing import NoReturn, TypeGuard, cast
 
 from flowmx.graph.gradient import Value
 from flowmx.numpy import calls, graph_values
@@ -133,7 +133,7 @@ def from_rows(xp: Functions, rows: Tensor, x: Tensor, axes: tuple[int, ...]) -> 
     return xp.transpose(whole, tuple(order.index(index) for index in range(x.ndim)))
 
 
-def apply_mask(xp: Functions, gradient: Tensor, where: Any) -> Tensor:
+def apply_mask(xp: Functions, gradient: Tensor, where: object) -> Tensor:
     """Set a gradient to 0 where a mask is false."""
     return gradient if where is None or where is True else xp.where(where, gradient, 0.0)
 

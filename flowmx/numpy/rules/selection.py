@@ -11,7 +11,7 @@ __all__: list[str] = []
 
 
 @rule("select")
-def _select(xp: Functions, g: Tensor, r: Tensor, conditions: Any, choices: Any, default: Tensor | float = 0) -> Any:
+def _select(xp: Functions, g: Tensor, r: Tensor, conditions: Any, choices: object, default: Tensor | float = 0) -> Any:
     remaining: Any = None
     gradients = []
     for condition in conditions:

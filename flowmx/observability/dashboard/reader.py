@@ -43,7 +43,7 @@ class Reader:
         self._last: Any = None  # the last entry of the journal
         self._places: dict[Any, tuple[str, Any]] = {}
 
-    def read(self, about: Mapping[str, Any]) -> Reading:
+    def read(self, about: Mapping[str, object]) -> Reading:
         """Take a reading.
 
         Args:

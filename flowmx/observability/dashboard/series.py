@@ -194,7 +194,7 @@ def _rounded(value: float) -> float:
     return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> Any:
     """Return the value with NaN and infinities, which JSON lacks, as strings."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)

@@ -47,7 +47,7 @@ _numbers = itertools.count()
 
 
 @contextmanager
-def exchange(peer: str, operation: str, **facts: Any) -> Iterator[None]:
+def exchange(peer: str, operation: str, **facts: object) -> Iterator[None]:
     """Record a request that is under way while the context lasts.
 
     Args:

@@ -118,7 +118,7 @@ def task_lines(task: asyncio.Task[Any]) -> list[str]:
     return user_lines[:_MAX_LINES]
 
 
-def _coroutine_lines(coroutine: Any) -> list[str]:
+def _coroutine_lines(coroutine: object) -> list[str]:
     user_lines: list[str] = []
     while coroutine is not None:
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)

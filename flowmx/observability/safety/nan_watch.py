@@ -231,7 +231,7 @@ def _wrap(op: Operation) -> None:
 
 
 def _arrays(
-    arguments: tuple[Any, ...], reads: Sequence[Variable], writes: Sequence[Variable]
+    arguments: tuple[object, ...], reads: Sequence[Variable], writes: Sequence[Variable]
 ) -> tuple[list[Array], list[Array]]:
     """Return the arrays that an operation wrote, and those that it only read."""
     if len(arguments) == 4 and isinstance(arguments[3], list):  # an operator: only the viewed part of a view

@@ -121,11 +121,11 @@ def _model_rows(options: Options) -> Iterator[Figure]:
             yield Figure(title, size / best(run, options.seconds), "samples/s")
 
 
-def _prediction(net: Block, data: Any) -> Callable[[], Any]:
+def _prediction(net: Block, data: object) -> Callable[[], Any]:
     return lambda: net(data).wait_to_read()
 
 
-def _training(net: Block, data: Any, label: Any) -> Callable[[], Any]:
+def _training(net: Block, data: Any, label: object) -> Callable[[], Any]:
     loss_of = loss.SoftmaxCrossEntropyLoss()
     trainer: list[Trainer] = []
 

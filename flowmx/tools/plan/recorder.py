@@ -98,7 +98,7 @@ class Recorder:
 
     # -- notifications ---------------------------------------------------------------------------------
 
-    def _on_step(self, owner: Any) -> None:
+    def _on_step(self, owner: object) -> None:
         """Record an update of the weights."""
         by_role = getattr(owner, "_arrays_by_role", None)
         for role, arrays in ({} if by_role is None else by_role()).items():

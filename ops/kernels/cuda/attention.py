@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from flowmx.devices.cuda.memory import address_of
 from flowmx.ops.compiled.fused_attention import BackwardFusedAttention, FusedAttention
 from flowmx.ops.kernels.cuda import dnn
-from flowmx.ops.kernels.cuda.layouts import address_of
 from flowmx.ops.registry.dtypes import NAMES, DType
 from flowmx.ops.registry.kernels import kernel
 from flowmx.ops.registry.operators import Array, Run
@@ -74,7 +74,7 @@ def _operands(op: Any, inputs: Sequence[Array]) -> list[Array]:
 
 
 def _compute(
-    xp: Any, build: Callable[..., Sequence[Any]], key: Any, inputs: Sequence[Array], outputs: Sequence[Array]
+    xp: object, build: Callable[..., Sequence[Any]], key: object, inputs: Sequence[Array], outputs: Sequence[Array]
 ) -> bool:
     """Compute a graph; return False, without effect, if cuDNN cannot."""
     batch, heads, _, size = inputs[0].shape

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flowmx.devices.cuda.memory import address_of
 from flowmx.ops.formulas.expressions import Expr, placeholder, uniforms
 from flowmx.ops.kernels.cuda.elementwise_source import compute_type, lower, memory_type
-from flowmx.ops.kernels.cuda.layouts import address_of
 from flowmx.ops.kernels.cuda.source_kernels import THREADS, Program
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array

@@ -50,7 +50,7 @@ def _build(method: str, names: tuple[str, str], g: Geometry) -> Callable[[Any, l
         "pre_padding": pads, "post_padding": pads, "stride": [*images, *g.stride], "dilation": [*images, *g.dilate],
     }  # fmt: skip
 
-    def build(graph: Any, tensors: list[Any]) -> Sequence[Any]:
+    def build(graph: object, tensors: list[Any]) -> Sequence[Any]:
         operands: dict[str, Any] = dict(zip(names, tensors, strict=True))
         return [getattr(graph, method)(**operands, **places)]
 
@@ -64,7 +64,7 @@ _METHODS = {
 }
 
 
-def convolve(run: Run, kind: str, op: Any, g: Geometry, first: Array, second: Array, out: Array) -> bool:
+def convolve(run: Run, kind: str, op: object, g: Geometry, first: Array, second: Array, out: Array) -> bool:
     """Run one of the three convolutions; return False, without effect, if cuDNN cannot.
 
     Args:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from flowmx import settings
 from flowmx.bounded_tables import make_room
-from flowmx.ops.kernels.cuda.layouts import address_of
+from flowmx.devices.cuda.memory import address_of
 from flowmx.ops.registry.dtypes import NAMES, DType
 from flowmx.ops.registry.operators import Array, Shape
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from flowmx.bounded_tables import make_room
+from flowmx.devices.cuda.memory import address_of
 from flowmx.ops.formulas.expressions import Expr, placeholder
 from flowmx.ops.kernels.cuda.elementwise_source import Formulas, constant, lower
-from flowmx.ops.kernels.cuda.layouts import address_of
 from flowmx.ops.kernels.cuda.source_kernels import Program, blocks_for
 from flowmx.ops.kernels.llvm.walks import merged_axes
 from flowmx.ops.registry.dtypes import DType
@@ -73,7 +73,7 @@ class Loop(Formulas):
         self._programs: dict[_Form, Program] = {}
         self._places: dict[Any, _Place | None] = {}
 
-    def run(self, xp: Any, numbers: Sequence[float], arrays: Sequence[Array]) -> bool:
+    def run(self, xp: object, numbers: Sequence[float], arrays: Sequence[Array]) -> bool:
         """Launch the kernel on arrays, inputs first; return False, without effect, if they do not fit."""
         key = tuple([(array.shape, array.strides) for array in arrays])
         try:

@@ -28,7 +28,7 @@ class FormulaKernel(Kernel):
         self._of = of
         self._loops: dict[Any, Loop | None] = {}
 
-    def loop(self, op: Any, dtypes: Sequence[DType], count: int) -> Loop | None:
+    def loop(self, op: object, dtypes: Sequence[DType], count: int) -> Loop | None:
         """Return the loop for an operator, or None.
 
         Args:
@@ -43,7 +43,7 @@ class FormulaKernel(Kernel):
         except KeyError:
             return self._loops.setdefault(key, self._make(op, dtypes, count))
 
-    def _make(self, op: Any, dtypes: Sequence[DType], count: int) -> Loop | None:
+    def _make(self, op: object, dtypes: Sequence[DType], count: int) -> Loop | None:
         formulas_ = self._of.formula(Parameters(op), *[placeholder(position) for position in range(count)])
         if formulas_ is None:
             return None
@@ -55,11 +55,11 @@ class FormulaKernel(Kernel):
         if not self.run(op, run.xp, inputs, outputs):
             op.forward(run, inputs, outputs)
 
-    def try_compute(self, xp: Any, p: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+    def try_compute(self, xp: object, p: object, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
         """Compute with the parameters of any object; return False, without effect, if the fallback must run."""
         return self.run(p, xp, inputs, outputs)
 
-    def run(self, op: Any, xp: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+    def run(self, op: object, xp: object, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
         """Launch the kernel; return False, without effect, if the fallback must run."""
         arrays = [*inputs, *outputs, *[inputs[position] for position in self._of.updates]]
         loop = self.loop(op, [array.dtype for array in arrays], len(inputs))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from flowmx.ops.kernels.cuda.dnn import Tensor
 from flowmx.ops.registry.dtypes import DType
@@ -34,12 +34,6 @@ def has_layout(array: Array, form: Format) -> bool:
 def format_of(arrays: Sequence[Array]) -> Format:
     """Return the layout to compute in: channels-last if an array is dense only in that layout, otherwise C order."""
     return "channels last" if any(has_layout(a, "channels last") and not has_layout(a, "C") for a in arrays) else "C"
-
-
-def address_of(array: Array) -> int:
-    """Return the address of a CuPy array's first element."""
-    memory: Any = array.data  # not NumPy's memoryview
-    return int(memory.ptr)
 
 
 def empty(xp: ArrayNamespace, shape: Shape, dtype: DType, form: Format) -> Array:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from flowmx.devices.cuda.memory import address_of
 from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, placeholder
 from flowmx.ops.kernels.cuda.elementwise_source import Formulas, lower
-from flowmx.ops.kernels.cuda.layouts import address_of
 from flowmx.ops.kernels.cuda.source_kernels import Program
 from flowmx.ops.kernels.llvm.elementwise import FUSED, in_memory_order
 from flowmx.ops.optimizers.updates import WeightUpdate, batched_update
@@ -45,12 +45,12 @@ class BatchedFormulas(Formulas):
         self._limit = min(_MAX_WEIGHTS, (_ARGUMENTS - 16) // (8 * (2 + len(dtypes) + len(self.uniforms))))
         self._program = self._write()
 
-    def run(self, xp: Any, weights: Sequence[Weight]) -> bool:
+    def run(self, xp: object, weights: Sequence[Weight]) -> bool:
         """Update weights; return False, without effect, if the kernel cannot be compiled."""
         parts = [weights[start : start + self._limit] for start in range(0, len(weights), self._limit)]
         return all(self._launch(xp, part) for part in parts)
 
-    def _launch(self, xp: Any, weights: Sequence[Weight]) -> bool:
+    def _launch(self, xp: object, weights: Sequence[Weight]) -> bool:
         missing: list[float] = [0] * (self._limit - len(weights))
         sizes = [arrays[0].size for arrays, _ in weights]
         first, blocks = [], 0

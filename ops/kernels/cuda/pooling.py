@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from flowmx.devices.cuda.memory import address_of
 from flowmx.ops.kernels.cuda.elementwise_source import compute_type, memory_type
-from flowmx.ops.kernels.cuda.layouts import address_of, has_layout, run_fallback
+from flowmx.ops.kernels.cuda.layouts import has_layout, run_fallback
 from flowmx.ops.kernels.cuda.source_kernels import Program, blocks_for
 from flowmx.ops.nn.pooling import Pooling
 from flowmx.ops.registry.dtypes import DType

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from flowmx.devices.cuda.memory import address_of
 from flowmx.ops.formulas.expressions import evaluate
-from flowmx.ops.kernels.cuda.layouts import address_of
 from flowmx.ops.kernels.cuda.row_source import Form, Row, RowSource
 from flowmx.ops.kernels.cuda.source_kernels import THREADS, Program
 from flowmx.ops.kernels.llvm.row_loops import Formula, Kind
@@ -46,7 +46,7 @@ class Rows(RowSource):
         self._sizes: dict[int, int] = {index: dtypes[index].itemsize for index in row_arrays}
         self._programs: dict[Form, Program] = {}
 
-    def run(self, xp: Any, p: Any, length: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+    def run(self, xp: Any, p: object, length: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
         """Launch the kernel on rows of this length; return False, without effect, if the fallback must run.
 
         Args:
@@ -69,7 +69,7 @@ class Rows(RowSource):
         blocks = min(-(-count // form.teams), _MAX_BLOCKS)
         return self._program(form).launch(xp, blocks, words, form.threads)
 
-    def _numbers(self, p: Any, length: int) -> list[float]:
+    def _numbers(self, p: object, length: int) -> list[float]:
         return [evaluate(each, lambda name: length if name == "length" else getattr(p, name)) for each in self.uniforms]
 
     def _width(self, length: int, addresses: Sequence[int]) -> int:

@@ -43,7 +43,7 @@ def _rows(formula: Formula, full: int, singles: int, *dtypes: DType) -> Rows:
 
 
 def _run(
-    run: Run, formula: Formula, p: Any, shape: Shape, full: Sequence[Array], out: Array,
+    run: Run, formula: Formula, p: object, shape: Shape, full: Sequence[Array], out: Array,
     singles: Sequence[Array] = (),
 ) -> bool:  # fmt: skip
     """Launch a formula on arrays of this shape; return False, without effect, if the fallback must run."""

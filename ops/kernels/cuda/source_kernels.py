@@ -41,7 +41,7 @@ class Program:
         self._dtype = np.dtype((np.void, packing.size))
         self._functions: dict[Any, Any] = {}
 
-    def launch(self, xp: Any, blocks: int | tuple[int, ...], words: Sequence[float], threads: int = THREADS) -> bool:
+    def launch(self, xp: object, blocks: int | tuple[int, ...], words: Sequence[float], threads: int = THREADS) -> bool:
         """Launch the kernel on the current stream; return False, without effect, if it cannot be compiled.
 
         Args:

@@ -144,7 +144,7 @@ def weigh(scale: float, scores: Array, stats: Array) -> bool:
     return _forward_rows(False).run(_Scaling(scale), (*scores.shape, 1), [scores], [scores, stats])
 
 
-def _takes(op: Any, dtype: DType) -> bool:
+def _takes(op: object, dtype: DType) -> bool:
     return computes(dtype)
 
 

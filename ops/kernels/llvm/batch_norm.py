@@ -26,26 +26,28 @@ def _by_batch(p: Any, row: Row, x: Expr, gamma: Expr, beta: Expr) -> tuple[Expr,
     return centred * (inverse * gamma) + beta, mean, inverse, var
 
 
-def _by_batch_relu(p: Any, row: Row, x: Expr, gamma: Expr, beta: Expr) -> tuple[Expr, ...]:
+def _by_batch_relu(p: object, row: Row, x: Expr, gamma: Expr, beta: Expr) -> tuple[Expr, ...]:
     out, *statistics = _by_batch(p, row, x, gamma, beta)
     return maximum(out, 0.0), *statistics
 
 
-def _global(p: Any, row: Row, x: Expr, gamma: Expr, beta: Expr, mean: Expr, inverse: Expr) -> Expr:
+def _global(p: object, row: Row, x: Expr, gamma: Expr, beta: Expr, mean: Expr, inverse: Expr) -> Expr:
     return (x - mean) * (inverse * gamma) + beta
 
 
-def _global_relu(p: Any, row: Row, *inputs: Expr) -> Expr:
+def _global_relu(p: object, row: Row, *inputs: Expr) -> Expr:
     return maximum(_global(p, row, *inputs), 0.0)
 
 
-def _backward(p: Any, row: Row, head: Expr, x: Expr, gamma: Expr, mean: Expr, inverse: Expr) -> tuple[Expr, ...]:
+def _backward(p: object, row: Row, head: Expr, x: Expr, gamma: Expr, mean: Expr, inverse: Expr) -> tuple[Expr, ...]:
     along, across = row.sums(head * (x - mean), head)
     slope = inverse * inverse * along / row.length
     return (head - across / row.length - (x - mean) * slope) * (inverse * gamma), along * inverse, across
 
 
-def _backward_global(p: Any, row: Row, head: Expr, x: Expr, gamma: Expr, mean: Expr, inverse: Expr) -> tuple[Expr, ...]:
+def _backward_global(
+    p: object, row: Row, head: Expr, x: Expr, gamma: Expr, mean: Expr, inverse: Expr
+) -> tuple[Expr, ...]:
     along, across = row.sums(head * (x - mean), head)
     return head * (inverse * gamma), along * inverse, across
 

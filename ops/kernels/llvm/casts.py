@@ -38,7 +38,7 @@ def _write(source: Real, target: Real, features: frozenset[str]) -> str:
 
 
 @cache
-def _program(source: Any, target: Any) -> Program | None:
+def _program(source: object, target: object) -> Program | None:
     """Return the loop from one element type to another, or None."""
     source_real, target_real = real_of(source), real_of(target)
     if source_real is None or target_real is None or not source_real.name == target_real.name == "float":

@@ -222,7 +222,7 @@ class _Matrix:
         team.run(program, words, self.threads)
 
 
-def _programs(data: Array, *writers: Any) -> list[Any] | None:
+def _programs(data: Array, *writers: object) -> list[Any] | None:
     """The functions for an array; None where there is one that is not compiled (yet)."""
     real = _REALS.get(data.dtype.name)
     if real is None:

@@ -286,6 +286,6 @@ def _load(key: str, machine_code: bytes) -> Compiled:
     return Compiled(_PROTOTYPE(address), address)
 
 
-def keep(thing: Any) -> None:
+def keep(thing: object) -> None:
     """Keep an object forever: a thread may still run its code, or read it, while the interpreter ends."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

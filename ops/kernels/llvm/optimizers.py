@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 from flowmx.ops.formulas import update_rules as updates
 from flowmx.ops.formulas.expressions import Parameters, placeholder
@@ -22,7 +21,7 @@ _loops: dict[Hashable, Loop | None] = {}
 
 
 @mixed_update("cpu")
-def _mixed(rule: Rule, p: Any, inputs: Sequence[Array], out: Array) -> bool:
+def _mixed(rule: Rule, p: object, inputs: Sequence[Array], out: Array) -> bool:
     """Update a float32 copy from a gradient of 16 bits, and round it to the weight."""
     _, grad, *states, weight = inputs
     arrays = [weight, grad, *states, weight, *states, out]
@@ -35,7 +34,7 @@ def _mixed(rule: Rule, p: Any, inputs: Sequence[Array], out: Array) -> bool:
     return loop is not None and loop.run(out.size, loop.values(p), arrays)
 
 
-def _loop(rule: Rule, p: Any, arrays: Sequence[Array], count: int) -> Loop | None:
+def _loop(rule: Rule, p: object, arrays: Sequence[Array], count: int) -> Loop | None:
     reals = [real_of(each.dtype) for each in arrays]
     floats = [each for each in reals if each is not None and each.name == FLOAT.name]
     formulas = expanded(rule.formula(Parameters(p), *map(placeholder, range(count))))

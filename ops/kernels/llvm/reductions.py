@@ -90,7 +90,7 @@ def _bound(is_mean: bool, op: Any, in_forms: Sequence[Form], out_forms: Sequence
     return bound
 
 
-def _bound_rows(is_mean: bool, op: Any, shape: Shape, axes: Sequence[int]) -> Bound | None:
+def _bound_rows(is_mean: bool, op: object, shape: Shape, axes: Sequence[int]) -> Bound | None:
     """Return a sum or mean of many short rows."""
     rows = math.prod(shape[: len(shape) - len(axes)])
     length = math.prod(shape) // rows

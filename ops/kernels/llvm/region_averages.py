@@ -177,7 +177,7 @@ def _looked_at(spans: tuple[Spans, Spans]) -> int:
     return rows * columns // max(1, len(spans[0].first))
 
 
-def _call(write: Any, op: Any, rois: Array, data: Array, cells: Array, fills: bool) -> bool:
+def _call(write: object, op: Any, rois: Array, data: Array, cells: Array, fills: bool) -> bool:
     """Fill the cells from the data, or the data from the cells; False where no compiled function does so."""
     real, (images, channels, height, width) = _REALS.get(data.dtype), data.shape
     arrays = (data, cells)

@@ -166,7 +166,7 @@ class Rows:
         op: an operator of this kind, for parameters that the formula's form depends on.
     """
 
-    def __init__(self, kind: Kind, formula: Formula, op: Any = None) -> None:
+    def __init__(self, kind: Kind, formula: Formula, op: object = None) -> None:
         self.kind = kind
         row = Row()
         self._inputs = [placeholder(at) for at in range(kind.full + kind.columns + kind.singles)]
@@ -188,7 +188,7 @@ class Rows:
         """By the arrays' element types: the function along the last axis, and the one side by side."""
 
     def run(
-        self, op: Any, shape: tuple[int, int, int], inputs: Sequence[Array], outputs: Sequence[Array],
+        self, op: object, shape: tuple[int, int, int], inputs: Sequence[Array], outputs: Sequence[Array],
         parts: int = 1,
     ) -> bool:  # fmt: skip
         """Run it on C-contiguous arrays; return False if it is not compiled (yet).
@@ -215,7 +215,7 @@ class Rows:
         team.run(program.compiled, words, team.count() if is_shared else 1, arrays)
         return True
 
-    def bind(self, op: Any, shape: tuple[int, int, int], dtypes: Sequence[Any]) -> Callable[..., None] | None:
+    def bind(self, op: object, shape: tuple[int, int, int], dtypes: Sequence[object]) -> Callable[..., None] | None:
         """Return a function ``call(*inputs, *outputs)`` on arrays in C order, by one thread.
 
         Returns None if more threads are worthwhile, or if it is not compiled (yet). See :meth:`run` for the arguments.
@@ -234,7 +234,9 @@ class Rows:
 
         return call
 
-    def _prepare(self, op: Any, shape: tuple[int, int, int], parts: int, dtypes: tuple[Any, ...]) -> _Prepared | None:
+    def _prepare(
+        self, op: object, shape: tuple[int, int, int], parts: int, dtypes: tuple[object, ...]
+    ) -> _Prepared | None:
         """Prepare calls of an operator on arrays of a shape; return None if it is not compiled (yet)."""
         outer, length, inner = shape
         program = self._program(dtypes, inner)
@@ -258,14 +260,14 @@ class Rows:
         prepared = self._calls[op, shape, parts, dtypes] = program, head, shares, size > _TWO_TASKS and tasks > 1
         return prepared
 
-    def is_ready(self, inner: int = 1, dtypes: Sequence[Any] = ()) -> bool:
+    def is_ready(self, inner: int = 1, dtypes: Sequence[object] = ()) -> bool:
         """Return whether rows along the last axis (or before an inner axis) are compiled; compile them if possible.
 
         ``dtypes`` are those of all arrays; without them all are float32.
         """
         return self._program(tuple(dtypes) or (FLOAT32,) * self._arrays, inner).get() is not None
 
-    def _program(self, dtypes: tuple[Any, ...], inner: int) -> Program:
+    def _program(self, dtypes: tuple[object, ...], inner: int) -> Program:
         """Return the function for arrays of these element types."""
         programs = self._programs.get(dtypes)
         if programs is None:

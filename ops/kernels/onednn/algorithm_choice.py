@@ -56,7 +56,7 @@ _PANEL_POSITIONS = 1 << 10
 _sides: dict[Any, int] = {}
 
 
-def form_of(op: Any, data: Shape, dtype: NumPyType) -> dict[str, Any]:
+def form_of(op: object, data: Shape, dtype: NumPyType) -> dict[str, Any]:
     """Return the parameters of a layer with packed weight that select its algorithm; none for oneDNN's.
 
     Args:
@@ -127,7 +127,7 @@ def winograd_side(op: Any, data: Shape, dtype: NumPyType) -> int:
     return _sides.setdefault(key, side)
 
 
-def _fastest(windows: Any, data: Shape, out: Shape, sides: Sequence[int], seconds: float) -> int:
+def _fastest(windows: object, data: Shape, out: Shape, sides: Sequence[int], seconds: float) -> int:
     """Measure the algorithms, and return the side of the fastest one's tiles; 0 for the direct one."""
     ends = Epilogue(has_bias=True, activation="relu")
     source, target = (dense(shape)._replace(strides=channels_last_strides(shape)) for shape in (data, out))

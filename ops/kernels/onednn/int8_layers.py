@@ -87,7 +87,7 @@ class RescaleBy(Rescale):
 def _by_factor(factor: Callable[[Any], float]) -> Make:
     """Return a maker of rescalings by a factor that follows from the operator."""
 
-    def make(op: Any, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> Work | None:
+    def make(op: object, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> Work | None:
         (source,), (target,) = inputs, outputs
         is_supported = 0 < len(target.shape) <= 12 and not getattr(op, "zero", 0)
         return plan(RescaleBy, source, target, factor(op)) if is_supported else None

@@ -181,12 +181,12 @@ def _pack_matrix(op: Any, inputs: Geometries, outputs: Geometries) -> Work | Non
     return None if layout is None else Pack(transposed(inputs[0]), layout, 0, None)
 
 
-def _filters_size(op: Any, data: Shape, dtype: NumPyType) -> int | None:
+def _filters_size(op: object, data: Shape, dtype: NumPyType) -> int | None:
     layout = _filters(op, data)
     return None if layout is None or not _reads_packed(op, data) else layout.nbytes
 
 
-def _matrix_size(op: Any, data: Shape, dtype: NumPyType) -> int | None:
+def _matrix_size(op: object, data: Shape, dtype: NumPyType) -> int | None:
     layout = _matrix(op, data)
     return None if layout is None else layout.nbytes
 

@@ -36,7 +36,7 @@ _KEPT = 256
 """The maximum number of argument layouts for which a kernel caches its choice."""
 
 
-def run_fallback(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def run_fallback(op: object, run: object, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Compute an operator that oneDNN cannot: 16-bit dtypes in float32 by oneDNN, others by the operator's forward."""
     refuse()
     if any(map(_is_half, (*inputs, *outputs))):
@@ -80,7 +80,7 @@ def _forward(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array
 
 
 def _by_work(work: Work) -> Compute:
-    def compute(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def compute(op: object, run: object, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         arrays = [*_with_dense_vectors(inputs), *outputs]  # referenced until the work is done: some are copies
         work(*map(pointer, arrays))
 
@@ -91,7 +91,7 @@ def _by_dense_work(work: Work, count: int) -> Compute:
     """Return the same as :func:`_by_work`, for arrays known to be in C order."""
     fixed = FixedWork(work, count)
 
-    def compute(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def compute(op: object, run: object, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         fixed(*map(pointer, inputs), *map(pointer, outputs))
 
     return compute
@@ -141,7 +141,7 @@ class PrimitiveKernel(Kernel):
         """Return whether the kernel computes on elements of this type."""
         return dtype in self._dtypes
 
-    def computed(self, arrays: Sequence[Any]) -> Sequence[Any]:
+    def computed(self, arrays: Sequence[object]) -> Sequence[Any]:
         """Return the inputs, or the outputs, that must have the kernel's element types: all of them."""
         return arrays
 
@@ -192,7 +192,7 @@ class PrimitiveKernel(Kernel):
                 compute = functions[threads] = by_forward if compute is _forward else compute
             compute(op, run, inputs, outputs)
 
-        def by_forward(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        def by_forward(op: object, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
             simply(run, inputs, outputs)
 
         return bound

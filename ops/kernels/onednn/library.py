@@ -175,7 +175,7 @@ class Library:
         self.call("set_primitive_cache_capacity", _KEPT_PRIMITIVES)
         self.stream = self.create("stream_create", self.engine, 1)
 
-    def create(self, name: str, *arguments: Any) -> Handle:
+    def create(self, name: str, *arguments: object) -> Handle:
         """Call ``dnnl_NAME(&handle, *arguments)`` and return the new handle.
 
         Raises:
@@ -191,7 +191,7 @@ class Library:
         weakref.finalize(owner, self._function(f"{kind}_destroy"), handle).atexit = False
         return handle
 
-    def call(self, name: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: object) -> None:
         """Call ``dnnl_NAME``."""
         check(name, self._function(name)(*arguments))
 

@@ -49,7 +49,7 @@ class _Work(Work):
         self.eps, self.flags = ctypes.c_float(eps), flags
 
     @staticmethod
-    def nanoseconds(*key: Any) -> float:
+    def nanoseconds(*key: object) -> float:
         return moving(*[each for each in key if isinstance(each, Geometry)])
 
     def forward_desc(self, prop: Prop, *posts: Post) -> Handle:

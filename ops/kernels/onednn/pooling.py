@@ -284,7 +284,7 @@ class NotedBackward(Backward):
 class _Noting(_Pooling):
     """A kernel whose last input or output holds the positions."""
 
-    def takes(self, op: Any, dtype: DType) -> bool:
+    def takes(self, op: object, dtype: DType) -> bool:
         return dtype in FLOATS
 
     def computed(self, arrays: Sequence[Any]) -> Sequence[Any]:

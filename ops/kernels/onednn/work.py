@@ -76,7 +76,7 @@ class Work:
         self.threads = loaded().threads()
 
     @staticmethod
-    def nanoseconds(*key: Any) -> float:
+    def nanoseconds(*key: object) -> float:
         """Estimate the time on one core from the key; infinite if unknown."""
         return math.inf
 
@@ -216,7 +216,7 @@ Plan = TypeVar("Plan", bound=Work)
 _plans: dict[Any, Any] = {}
 
 
-def plan(kind: type[Plan], *key: Any) -> Plan | None:
+def plan(kind: type[Plan], *key: object) -> Plan | None:
     """Return ``kind(*key)``, cached; None if oneDNN has no implementation, or an array is empty.
 
     Only threads with the same number of OpenMP threads as the calling one may run it. Small works take one thread.

@@ -164,7 +164,7 @@ class BackwardNormalization(Normalization, hidden=True):
         outputs[2][...] = sums[1].reshape(outputs[2].shape)
 
     def _across(
-        self, run: Run, head: Array, x: Array, mean: Array, inverse: Array, gamma: Array, over_batch: Any,
+        self, run: Run, head: Array, x: Array, mean: Array, inverse: Array, gamma: Array, over_batch: object,
         out: Array, sums: list[Array],
     ) -> None:  # fmt: skip
         """Compute the gradient for statistics over the batch: the sums first, sample by sample.

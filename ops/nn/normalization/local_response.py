@@ -71,7 +71,7 @@ class BackwardLRN(LRN, hidden=True, batch_wise=BatchWise.EACH):
         xp.subtract(grad, window_sums, out=outputs[0], casting="unsafe")
 
     def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
-        def window_sum(x: Any) -> Any:
+        def window_sum(x: object) -> Any:
             return F.op("_channel_window_sum", x, nsize=self.nsize)
 
         (h, x), q, share = inputs, heads[0], self.alpha / self.nsize

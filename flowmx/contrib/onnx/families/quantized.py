@@ -55,7 +55,7 @@ def _to_bytes(n: NodeImport, x: Symbol, zero: Symbol | None, dtype: Any) -> Symb
 class _FloatNode(NodeExport):
     """The export of a node's floating-point operator."""
 
-    def __init__(self, n: NodeExport, op: Any, *inputs: str) -> None:
+    def __init__(self, n: NodeExport, op: object, *inputs: str) -> None:
         self.__dict__.update(n.__dict__, op=op, inputs=inputs)
 
     def dtype(self, index: int = 0) -> DType:

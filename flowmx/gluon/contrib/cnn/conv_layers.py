@@ -57,7 +57,7 @@ class DeformableConvolution(HybridBlock):
         use_bias: bool = True, in_channels: int = 0, activation: str | None = None,
         weight_initializer: InitializerLike = None, bias_initializer: InitializerLike = "zeros",
         offset_weight_initializer: InitializerLike = "zeros", offset_bias_initializer: InitializerLike = "zeros",
-        offset_use_bias: bool = True, op_name: str | None = None, adj: Any = None, prefix: str | None = None,
+        offset_use_bias: bool = True, op_name: str | None = None, adj: object = None, prefix: str | None = None,
         params: ParameterDict | None = None,
     ) -> None:  # fmt: skip
         super().__init__(prefix=prefix, params=params)
@@ -76,7 +76,7 @@ class DeformableConvolution(HybridBlock):
         }  # fmt: skip
         inputs = in_channels // groups
 
-        def get(name: str, shape: tuple[int, ...], init: Any) -> Any:
+        def get(name: str, shape: tuple[int, ...], init: object) -> Any:
             return self.params.get(name, shape=shape, init=init, allow_deferred_init=True)
 
         with self.name_scope():

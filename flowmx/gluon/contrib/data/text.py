@@ -78,7 +78,7 @@ class _WikiText(Dataset):
         """The number of occurrences of each word."""
         return self._counter
 
-    def __getitem__(self, idx: Any) -> Any:
+    def __getitem__(self, idx: object) -> Any:
         return self._data[idx], self._label[idx]
 
     def __len__(self) -> int:

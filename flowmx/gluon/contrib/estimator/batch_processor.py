@@ -20,12 +20,12 @@ Parts = list[Any]
 class BatchProcessor:
     """Computes batches of data and labels, split over the devices. Override its methods for other batches."""
 
-    def _get_data_and_label(self, batch: Any, ctx: Sequence[Context], batch_axis: int = 0) -> tuple[Parts, Parts]:
+    def _get_data_and_label(self, batch: object, ctx: Sequence[Context], batch_axis: int = 0) -> tuple[Parts, Parts]:
         data, label = (split_and_load(part, ctx, batch_axis) for part in _data_and_label(batch))
         return data, label
 
     def evaluate_batch(
-        self, estimator: Estimator, val_batch: Any, batch_axis: int = 0
+        self, estimator: Estimator, val_batch: object, batch_axis: int = 0
     ) -> tuple[Parts, Parts, Parts, Parts]:
         """Predict a batch; return the data, labels, predictions and losses on each device."""
         data, label = self._get_data_and_label(val_batch, estimator.context, batch_axis)
@@ -34,7 +34,7 @@ class BatchProcessor:
         return data, label, pred, loss
 
     def fit_batch(
-        self, estimator: Estimator, train_batch: Any, batch_axis: int = 0
+        self, estimator: Estimator, train_batch: object, batch_axis: int = 0
     ) -> tuple[Parts, Parts, Parts, Parts]:
         """Compute a batch and its gradients; return the data, labels, predictions and losses on each device."""
         data, label = self._get_data_and_label(train_batch, estimator.context, batch_axis)

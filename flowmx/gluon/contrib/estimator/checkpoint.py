@@ -63,7 +63,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
 
     # -- events ----------------------------------------------------------------------------------------
 
-    def train_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
+    def train_begin(self, estimator: Estimator, *args: object, **kwargs: object) -> None:
         """Reset the counters, or resume from the latest checkpoint.
 
         Raises:
@@ -77,7 +77,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
             self._check_periods(estimator)
             self._resume_from_checkpoint(estimator)
 
-    def batch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> Any:
+    def batch_end(self, estimator: Estimator, *args: object, **kwargs: object) -> Any:
         """Save a checkpoint after every ``batch_period`` batches, and the graph after the first batch."""
         if self.current_batch == 0:
             self._save_symbol(estimator)
@@ -86,7 +86,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
         self.current_batch += 1
         return result
 
-    def epoch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> Any:
+    def epoch_end(self, estimator: Estimator, *args: object, **kwargs: object) -> Any:
         """Save a checkpoint after every ``epoch_period`` epochs."""
         is_due = self.epoch_period and (self.current_epoch + 1) % self.epoch_period == 0
         result = self._save_checkpoint(estimator) if is_due else None

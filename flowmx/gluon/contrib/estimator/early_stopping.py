@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flowmx.gluon.contrib.estimator.events import EpochEnd, TrainBegin, TrainEnd
 from flowmx.gluon.contrib.estimator.utils import better
@@ -32,7 +32,7 @@ class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd):
     """
 
     def __init__(
-        self, monitor: Any, min_delta: float = 0, patience: int = 0, mode: str = "auto",
+        self, monitor: object, min_delta: float = 0, patience: int = 0, mode: str = "auto",
         baseline: float | None = None,
     ) -> None:  # fmt: skip
         if not isinstance(monitor, EvalMetric) or isinstance(monitor, CompositeEvalMetric):
@@ -47,11 +47,11 @@ class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd):
         self.stop_training = False
         self.best = self._worst if self.baseline is None else self.baseline
 
-    def train_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
+    def train_begin(self, estimator: Estimator, *args: object, **kwargs: object) -> None:
         """Reset the counters."""
         self._restart()
 
-    def epoch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> bool:
+    def epoch_end(self, estimator: Estimator, *args: object, **kwargs: object) -> bool:
         """Compare the metric with its best value; return True once training should stop."""
         name, value = self.monitor.get()
         if math.isnan(value):
@@ -68,7 +68,7 @@ class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd):
         self.current_epoch += 1
         return self.stop_training
 
-    def train_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
+    def train_end(self, estimator: Estimator, *args: object, **kwargs: object) -> None:
         """Log why training ended."""
         if self.stopped_epoch > 0:
             name = self.monitor.get()[0]

@@ -67,10 +67,10 @@ class Estimator:
     """
 
     def __init__(
-        self, net: Any, loss: Loss, train_metrics: Any = None, val_metrics: Any = None,
+        self, net: Any, loss: Loss, train_metrics: object = None, val_metrics: object = None,
         initializer: InitializerLike = None, trainer: Trainer | None = None,
         context: Context | Sequence[Context] | None = None, val_net: Any = None, val_loss: Loss | None = None,
-        batch_processor: Any = None,
+        batch_processor: object = None,
     ) -> None:  # fmt: skip
         self.net = net
         self.loss = self._check_loss(loss)
@@ -143,15 +143,15 @@ class Estimator:
             return False
         return True
 
-    def _check_loss(self, loss: Any) -> Loss:
+    def _check_loss(self, loss: object) -> Loss:
         if not isinstance(loss, Loss):
             raise ValueError(f"Estimator: loss is {loss!r}, expected a mx.gluon.loss.Loss")
         return loss
 
-    def _check_context(self, context: Any) -> list[Context]:
+    def _check_context(self, context: object) -> list[Context]:
         return _contexts(context)
 
-    def _check_batch_processor(self, batch_processor: Any) -> Any:
+    def _check_batch_processor(self, batch_processor: object) -> Any:
         if batch_processor is None:
             return BatchProcessor()
         if not all(callable(getattr(batch_processor, name, None)) for name in ("fit_batch", "evaluate_batch")):
@@ -171,7 +171,7 @@ class Estimator:
     # -- running ---------------------------------------------------------------------------------------
 
     def fit(
-        self, train_data: Any, val_data: Any = None, epochs: int | None = None, event_handlers: Any = None,
+        self, train_data: object, val_data: object = None, epochs: int | None = None, event_handlers: object = None,
         batches: int | None = None, batch_axis: int = 0,
     ) -> Done:  # fmt: skip
         """Train for a number of epochs or batches. Plain code blocks until training ends; a coroutine awaits it.
@@ -194,14 +194,14 @@ class Estimator:
         return _run_to_completion(self._run_with(_Blocking(), self._fit, *arguments))
 
     async def fit_async(
-        self, train_data: Any, val_data: Any = None, epochs: int | None = None, event_handlers: Any = None,
+        self, train_data: object, val_data: object = None, epochs: int | None = None, event_handlers: object = None,
         batches: int | None = None, batch_axis: int = 0,
     ) -> None:  # fmt: skip
         """Train like :meth:`fit`, in a coroutine that yields to other tasks; data may be an asynchronous iterable."""
         await self._run_with(_Awaiting(), self._fit, train_data, val_data, epochs, event_handlers, batches, batch_axis)
 
     def evaluate(
-        self, val_data: Any, batch_axis: int = 0, event_handlers: Any = None
+        self, val_data: object, batch_axis: int = 0, event_handlers: object = None
     ) -> Done:  # fmt: skip
         """Evaluate into :attr:`val_metrics`. Plain code blocks until evaluation ends; a coroutine awaits it.
 
@@ -218,11 +218,11 @@ class Estimator:
             return runs_in_plain_code(self.evaluate_async)(*arguments)
         return _run_to_completion(self._run_with(_Blocking(), self._evaluate, *arguments))
 
-    async def evaluate_async(self, val_data: Any, batch_axis: int = 0, event_handlers: Any = None) -> None:
+    async def evaluate_async(self, val_data: object, batch_axis: int = 0, event_handlers: object = None) -> None:
         """Evaluate like :meth:`evaluate`, in a coroutine."""
         await self._run_with(_Awaiting(), self._evaluate, val_data, batch_axis, event_handlers)
 
-    async def _run_with(self, waiting: _Waiting, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+    async def _run_with(self, waiting: _Waiting, work: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
         previous, self._waiting = self._waiting, waiting
         try:
             await work(*args)
@@ -230,7 +230,7 @@ class Estimator:
             self._waiting = previous
 
     async def _fit(
-        self, train_data: Any, val_data: Any, epochs: int | None, event_handlers: Any, batches: int | None,
+        self, train_data: object, val_data: object, epochs: int | None, event_handlers: object, batches: int | None,
         batch_axis: int,
     ) -> None:  # fmt: skip
         if (not epochs) == (not batches):
@@ -250,7 +250,7 @@ class Estimator:
             is_finished = await self._notify(handlers, "epoch_end")
         await self._notify(handlers, "train_end")
 
-    def _begin(self, meeting: Meeting, train_data: Any, handlers: dict[str, list[Any]], epochs: int) -> int:
+    def _begin(self, meeting: Meeting, train_data: object, handlers: dict[str, list[Any]], epochs: int) -> int:
         """Return the first epoch: in a running distributed job, the current epoch of the other workers."""
         start_epoch = epochs - (self.max_epoch or 0)  # a CheckpointHandler has reduced max_epoch
         epoch, batch = meeting.begin(Place(start_epoch, 0))
@@ -261,11 +261,11 @@ class Estimator:
         skip(train_data, batch)
         return epoch
 
-    async def _call(self, work: Callable[..., int], *arguments: Any) -> int:
+    async def _call(self, work: Callable[..., int], *arguments: object) -> int:
         """Call a function that waits for other workers."""
         return await asyncio.to_thread(work, *arguments) if self.asynchronous else work(*arguments)
 
-    async def _evaluate(self, val_data: Any, batch_axis: int, event_handlers: Any) -> None:
+    async def _evaluate(self, val_data: object, batch_axis: int, event_handlers: object) -> None:
         _check_data(val_data, self._waiting.source_methods)
         for metric in self.val_metrics:
             metric.reset()
@@ -287,7 +287,7 @@ class Estimator:
             if await self._notify(handlers, "batch_end", **details):
                 break
 
-    async def _notify(self, handlers: dict[str, list[Any]], event: str, **details: Any) -> bool:
+    async def _notify(self, handlers: dict[str, list[Any]], event: str, **details: object) -> bool:
         """Call the handlers of an event; return whether one of them asks to stop."""
         results = [await self._waiting.result(getattr(handler, event)(self, **details)) for handler in handlers[event]]
         return any(results)
@@ -304,7 +304,7 @@ class Estimator:
         )  # fmt: skip
         return tuple(events.select_kind(event_handlers, kind) for kind in kinds)
 
-    def _prepare_default_handlers(self, val_data: Any, event_handlers: Any) -> list[events.EventHandler]:
+    def _prepare_default_handlers(self, val_data: object, event_handlers: object) -> list[events.EventHandler]:
         handlers: list[events.EventHandler] = [
             StoppingHandler(self.max_epoch, self.max_batch), GradientUpdateHandler(), MetricHandler(self.train_metrics),
         ]  # fmt: skip
@@ -314,7 +314,7 @@ class Estimator:
         handlers.append(LoggingHandler(metrics=self.train_metrics))
         return _add_defaults(event_handlers, handlers, [*self.train_metrics, *self.val_metrics])
 
-    def _prepare_default_validation_handlers(self, event_handlers: Any) -> list[events.EventHandler]:
+    def _prepare_default_validation_handlers(self, event_handlers: object) -> list[events.EventHandler]:
         handlers = [MetricHandler(self.val_metrics), LoggingHandler(metrics=self.val_metrics)]
         return _add_defaults(event_handlers, handlers, self.val_metrics)
 
@@ -323,7 +323,7 @@ _EVENTS = ("train_begin", "epoch_begin", "batch_begin", "batch_end", "epoch_end"
 
 
 def _add_defaults(
-    event_handlers: Any, defaults: Sequence[events.EventHandler], metrics: list[EvalMetric]
+    event_handlers: object, defaults: Sequence[events.EventHandler], metrics: list[EvalMetric]
 ) -> list[events.EventHandler]:
     """Return the user's handlers, and the defaults for missing kinds, sorted by priority."""
     handlers = events.check_handlers(event_handlers)
@@ -346,13 +346,13 @@ class _Waiting(Protocol):
     def source_methods(self) -> Sequence[str]:
         """The methods by which batches are read from a data source, which must have one of them."""
 
-    def batches(self, data: Any) -> AsyncIterator[Any]:
+    def batches(self, data: object) -> AsyncIterator[Any]:
         """Iterate over the batches of a source, from its beginning."""
 
-    async def ready(self, arrays: Any) -> None:
+    async def ready(self, arrays: object) -> None:
         """Wait until handlers can read arrays without blocking."""
 
-    async def result(self, value: Any) -> Any:
+    async def result(self, value: object) -> Any:
         """Return a handler's result, awaiting it if necessary."""
 
 
@@ -365,10 +365,10 @@ class _Blocking:
         for batch in data:
             yield batch
 
-    async def ready(self, arrays: Any) -> None:
+    async def ready(self, arrays: object) -> None:
         return None
 
-    async def result(self, value: Any) -> Any:
+    async def result(self, value: object) -> Any:
         if isinstance(value, Done):  # the result of evaluate() in plain code
             return None
         return engine.run(_wait_for(value)) if inspect.isawaitable(value) and not hasattr(value, "asnumpy") else value
@@ -387,18 +387,18 @@ class _Awaiting:
             for batch in data:
                 yield batch
 
-    async def ready(self, arrays: Any) -> None:
+    async def ready(self, arrays: object) -> None:
         await engine.room()
         await asyncio.sleep(0)  # awaiting an array that is ready does not yield
         for array in _flat(arrays):
             if inspect.isawaitable(array):
                 await array
 
-    async def result(self, value: Any) -> Any:
+    async def result(self, value: object) -> Any:
         return await value if inspect.isawaitable(value) else value
 
 
-def _flat(nested: Any) -> Iterator[Any]:
+def _flat(nested: object) -> Iterator[Any]:
     if isinstance(nested, (list, tuple)):
         for item in nested:
             yield from _flat(item)
@@ -410,7 +410,7 @@ async def _wait_for(value: Any) -> Any:
     return await value
 
 
-def _run_to_completion(coroutine: Coroutine[Any, Any, None]) -> Done:
+def _run_to_completion(coroutine: Coroutine[object, object, None]) -> Done:
     """Run a coroutine that never waits for an event loop."""
     try:
         coroutine.send(None)
@@ -425,7 +425,7 @@ def _run_to_completion(coroutine: Coroutine[Any, Any, None]) -> Done:
 # -- checks of arguments ---------------------------------------------------------------------------------
 
 
-def _check_data(data: Any, methods: Sequence[str]) -> None:
+def _check_data(data: object, methods: Sequence[str]) -> None:
     advice = "a gluon.data.DataLoader, or other batches (data, label)"
     if hasattr(data, "provide_data"):
         raise ValueError(

@@ -47,18 +47,18 @@ class StoppingHandler(TrainBegin, BatchEnd, EpochEnd):
         self.current_batch = self.current_epoch = 0
         self.stop_training = False
 
-    def train_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
+    def train_begin(self, estimator: Estimator, *args: object, **kwargs: object) -> None:
         """Reset the counters."""
         self.max_epoch, self.max_batch = estimator.max_epoch, estimator.max_batch
         self.current_batch = self.current_epoch = 0
 
-    def batch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> bool:
+    def batch_end(self, estimator: Estimator, *args: object, **kwargs: object) -> bool:
         """Count the batch; return True after the last one."""
         self.current_batch += 1
         self.stop_training |= self.current_batch == self.max_batch
         return self.stop_training
 
-    def epoch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> bool:
+    def epoch_end(self, estimator: Estimator, *args: object, **kwargs: object) -> bool:
         """Count the epoch; return True after the last one."""
         self.current_epoch += 1
         self.stop_training |= self.current_epoch == self.max_epoch
@@ -73,16 +73,16 @@ class MetricHandler(EpochBegin, BatchEnd):
         priority: determines the order of calls, lowest first.
     """
 
-    def __init__(self, metrics: Any, priority: float = -1000) -> None:
+    def __init__(self, metrics: object, priority: float = -1000) -> None:
         self.metrics = check_metrics(metrics)
         self.priority = priority
 
-    def epoch_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
+    def epoch_begin(self, estimator: Estimator, *args: object, **kwargs: object) -> None:
         """Reset the metrics."""
         for metric in self.metrics:
             metric.reset()
 
-    def batch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
+    def batch_end(self, estimator: Estimator, *args: object, **kwargs: object) -> None:
         """Update the metrics with a batch: with its losses for loss metrics, with labels and predictions for others."""
         for metric in self.metrics:
             if isinstance(metric, Loss):
@@ -113,24 +113,24 @@ class ValidationHandler(TrainBegin, BatchEnd, EpochEnd):
     """
 
     def __init__(
-        self, val_data: Any, eval_fn: Callable[..., Any], epoch_period: int | None = 1,
-        batch_period: int | None = None, priority: float = -1000, event_handlers: Any = None,
+        self, val_data: object, eval_fn: Callable[..., object], epoch_period: int | None = 1,
+        batch_period: int | None = None, priority: float = -1000, event_handlers: object = None,
     ) -> None:  # fmt: skip
         self.val_data, self.eval_fn = val_data, eval_fn
         self.epoch_period, self.batch_period = epoch_period, batch_period
         self.current_batch = self.current_epoch = 0
         self.priority, self.event_handlers = priority, event_handlers
 
-    def train_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
+    def train_begin(self, estimator: Estimator, *args: object, **kwargs: object) -> None:
         """Reset the counters."""
         self.current_batch = self.current_epoch = 0
 
-    def batch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> Any:
+    def batch_end(self, estimator: Estimator, *args: object, **kwargs: object) -> Any:
         """Count the batch; evaluate after every ``batch_period`` batches."""
         self.current_batch += 1
         return self._evaluate(estimator, self.current_batch, self.batch_period)
 
-    def epoch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> Any:
+    def epoch_end(self, estimator: Estimator, *args: object, **kwargs: object) -> Any:
         """Count the epoch; evaluate after every ``epoch_period`` epochs."""
         self.current_epoch += 1
         return self._evaluate(estimator, self.current_epoch, self.epoch_period)

@@ -27,7 +27,7 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
         ValueError: the interval is neither a number nor ``"epoch"``.
     """
 
-    def __init__(self, log_interval: int | str = "epoch", metrics: Any = None, priority: float = math.inf) -> None:
+    def __init__(self, log_interval: int | str = "epoch", metrics: object = None, priority: float = math.inf) -> None:
         if not isinstance(log_interval, int) and log_interval != "epoch":
             raise ValueError(f"LoggingHandler: log_interval is {log_interval!r}, expected an int or 'epoch'")
         self.metrics = check_metrics(metrics)
@@ -42,7 +42,7 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
         pairs = [pair for metric in self.metrics for pair in metric.get_name_value()]
         return ", ".join(f"{name}: {value:.4f}" for name, value in pairs)
 
-    def train_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
+    def train_begin(self, estimator: Estimator, *args: object, **kwargs: object) -> None:
         """Log the optimizer, the learning rate and the length of training."""
         self.train_start = time.perf_counter()
         trainer, log = estimator.trainer, estimator.logger.info
@@ -52,13 +52,13 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
         log("Train for %d %s.", epochs or estimator.max_batch, "epochs" if epochs else "batches")
         self._restart()
 
-    def train_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
+    def train_end(self, estimator: Estimator, *args: object, **kwargs: object) -> None:
         """Log the duration of training and the metrics."""
         seconds = time.perf_counter() - self.train_start
         text = f"Train finished using total {seconds:.0f}s with {self.current_epoch} epochs. {self._values()}"
         estimator.logger.info("%s", text)
 
-    def batch_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
+    def batch_begin(self, estimator: Estimator, *args: object, **kwargs: object) -> None:
         """Record the time."""
         self.batch_start = time.perf_counter()
 
@@ -77,7 +77,7 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
         estimator.logger.info("%s", text)
         self.log_interval_time = 0.0
 
-    def epoch_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
+    def epoch_begin(self, estimator: Estimator, *args: object, **kwargs: object) -> None:
         """Log the beginning of an epoch or an evaluation."""
         self.epoch_start = time.perf_counter()
         if any("training" in metric.name for metric in self.metrics):
@@ -86,7 +86,7 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
         else:
             estimator.logger.info("Validation Begin")
 
-    def epoch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
+    def epoch_end(self, estimator: Estimator, *args: object, **kwargs: object) -> None:
         """Log the metrics of the epoch."""
         seconds = time.perf_counter() - self.epoch_start
         text = f"[Epoch {self.current_epoch}] Finished in {seconds:.3f}s, {self._values()}"

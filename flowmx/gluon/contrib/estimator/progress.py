@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from flowmx.gluon.contrib.estimator.events import BatchEnd, EpochBegin, EpochEnd, TrainBegin
 from flowmx.gluon.contrib.estimator.utils import check_metrics
@@ -27,31 +27,31 @@ class ProgressBarHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd):
         epoch 1/3  [########            ] 40/100  52 batches/s  0:01 left  training accuracy 0.871  training loss 0.41
     """
 
-    def __init__(self, metrics: Any = None, stream: TextIO | None = None, priority: float = 1000) -> None:
+    def __init__(self, metrics: object = None, stream: TextIO | None = None, priority: float = 1000) -> None:
         self.metrics = check_metrics(metrics)
         self.priority = priority
         self.current_epoch = 0
         self._stream = stream
         self._bar: Bar | None = None
 
-    def train_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
+    def train_begin(self, estimator: Estimator, *args: object, **kwargs: object) -> None:
         """Reset the number of the epoch."""
         self.current_epoch = 0
 
-    def epoch_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
+    def epoch_begin(self, estimator: Estimator, *args: object, **kwargs: object) -> None:
         """Start the bar of an epoch."""
         of = f"/{estimator.max_epoch}" if estimator.max_epoch else ""
         total = estimator.max_batch or estimator.epoch_length
         self._bar = Bar(total, f"epoch {self.current_epoch + 1}{of}", self._stream, "batches")
 
-    def batch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
+    def batch_end(self, estimator: Estimator, *args: object, **kwargs: object) -> None:
         """Advance the bar and show the metrics."""
         if self._bar is not None:
             for number, metric in enumerate(self.metrics or estimator.train_metrics):
                 self._bar.show(**{f"metric {number}": metric})
             self._bar.step()
 
-    def epoch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
+    def epoch_end(self, estimator: Estimator, *args: object, **kwargs: object) -> None:
         """Draw the final state of the bar."""
         self.current_epoch += 1
         if self._bar is not None:

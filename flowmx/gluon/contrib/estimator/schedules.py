@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flowmx.gluon.averaging import ExponentialMovingAverage
 from flowmx.gluon.contrib.estimator.events import BatchEnd, EpochEnd, TrainBegin
@@ -36,14 +36,14 @@ class PlateauHandler(EpochEnd):
         >>> estimator.fit(train_data, val_data, epochs=30, event_handlers=[handler])
     """
 
-    def __init__(self, schedule: ReduceLROnPlateau, monitor: Any, priority: float = -500) -> None:
+    def __init__(self, schedule: ReduceLROnPlateau, monitor: object, priority: float = -500) -> None:
         if not isinstance(schedule, ReduceLROnPlateau):
             raise ValueError(f"PlateauHandler: schedule is {type(schedule).__name__}, expected a ReduceLROnPlateau")
         if not isinstance(monitor, EvalMetric) or isinstance(monitor, CompositeEvalMetric):
             raise ValueError(f"PlateauHandler: monitor is {monitor!r}, expected one metric of the estimator")
         self.schedule, self.monitor, self.priority = schedule, monitor, priority
 
-    def epoch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> bool:
+    def epoch_end(self, estimator: Estimator, *args: object, **kwargs: object) -> bool:
         """Pass the metric to the schedule."""
         name, value = self.monitor.get()
         if math.isnan(value):
@@ -80,11 +80,11 @@ class AverageHandler(TrainBegin, BatchEnd):
         self.average, self.priority = average, priority
         self._updates = 0
 
-    def train_begin(self, estimator: Estimator, *args: object, **kwargs: Any) -> None:
+    def train_begin(self, estimator: Estimator, *args: object, **kwargs: object) -> None:
         """Read the number of updates so far."""
         self._updates = estimator.trainer.optimizer.num_update
 
-    def batch_end(self, estimator: Estimator, *args: object, **kwargs: Any) -> bool:
+    def batch_end(self, estimator: Estimator, *args: object, **kwargs: object) -> bool:
         """Update the average, unless the trainer has only accumulated gradients."""
         updates = estimator.trainer.optimizer.num_update
         if updates != self._updates:

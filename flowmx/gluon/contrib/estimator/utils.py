@@ -27,7 +27,7 @@ def check_metrics(metrics: Any) -> list[EvalMetric]:
     return items if isinstance(items, list) else list(items)
 
 
-def check_metrics_are_updated(handler: Any, metrics: Collection[EvalMetric]) -> None:
+def check_metrics_are_updated(handler: object, metrics: Collection[EvalMetric]) -> None:
     """Check that the estimator updates every metric of a handler.
 
     Raises:

@@ -64,7 +64,7 @@ class Identity(HybridBlock):
         params: as for ``Block``.
     """
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: object, x: object) -> Any:
         return x
 
 

@@ -56,7 +56,7 @@ class _ConvCell(HybridRecurrentCell):
         i2h_pad: Lengths = 0, i2h_dilate: Lengths = 1, h2h_dilate: Lengths = 1,
         i2h_weight_initializer: InitializerLike = None, h2h_weight_initializer: InitializerLike = None,
         i2h_bias_initializer: InitializerLike = "zeros", h2h_bias_initializer: InitializerLike = "zeros",
-        conv_layout: str | None = None, activation: Any = "tanh", prefix: str | None = None,
+        conv_layout: str | None = None, activation: object = "tanh", prefix: str | None = None,
         params: ParameterDict | None = None,
     ) -> None:  # fmt: skip
         super().__init__(prefix=prefix, params=params)
@@ -71,7 +71,7 @@ class _ConvCell(HybridRecurrentCell):
         self._state_shape = self._layout_order((*self._output_lengths(lengths), hidden_channels))
         rows = len(self.kind.gates) * hidden_channels
 
-        def get(name: str, shape: tuple[int, ...], init: Any) -> Any:
+        def get(name: str, shape: tuple[int, ...], init: object) -> Any:
             return self.params.get(name, shape=shape, init=init, allow_deferred_init=True)
 
         i2h_shape = (rows, *self._layout_order((*self._i2h["kernel"], channels)))

@@ -68,7 +68,7 @@ class VariationalDropoutCell(_StatefulModifier):
         """The mask of the outputs since the last reset, or None."""
         return self._masks.get("outputs")
 
-    def _make_mask(self, F: Functions, name: str, rate: float, values: Any) -> None:
+    def _make_mask(self, F: Functions, name: str, rate: float, values: object) -> None:
         if rate and name not in self._masks:
             self._masks[name] = F.Dropout(F.ones_like(values), p=rate)
 
@@ -93,7 +93,7 @@ class VariationalDropoutCell(_StatefulModifier):
 
     def unroll(
         self, length: int, inputs: Any, begin_state: list[Any] | None = None, layout: str = "NTC",
-        merge_outputs: bool | None = None, valid_length: Any = None,
+        merge_outputs: bool | None = None, valid_length: object = None,
     ) -> tuple[Any, list[Any]]:  # fmt: skip
         """Unroll the wrapped cell; without dropout of states, mask inputs and outputs as whole sequences."""
         if self.drop_states:
@@ -140,7 +140,7 @@ class LSTMPCell(HybridRecurrentCell):
         self._hidden_size, self._projection_size = hidden_size, projection_size
         rows = 4 * hidden_size
 
-        def get(name: str, shape: tuple[int, ...], init: Any) -> Any:
+        def get(name: str, shape: tuple[int, ...], init: object) -> Any:
             return self.params.get(name, shape=shape, init=init, allow_deferred_init=True)
 
         self.i2h_weight = get("i2h_weight", (rows, input_size), i2h_weight_initializer)

@@ -31,7 +31,7 @@ Transform = Callable[[Any, Any], Any] | None
 _SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
-def _apply_transform(transform: Transform, *sample: Any) -> Any:
+def _apply_transform(transform: Transform, *sample: object) -> Any:
     return sample if transform is None else transform(*sample)
 
 
@@ -61,7 +61,7 @@ class _FromFiles(Dataset):
         self._data = with_semantics(nd.array(images, dtype=images.dtype))
         self._label = with_semantics(nd.array(labels, dtype=labels.dtype)) if semantics.get().array else labels
 
-    def __getitem__(self, idx: Any) -> Any:
+    def __getitem__(self, idx: object) -> Any:
         return _apply_transform(self._transform, self._data[idx], self._label[idx])
 
     def __len__(self) -> int:
@@ -226,7 +226,7 @@ class ImageRecordDataset(RecordFileDataset):
         self._flag = flag
         self._transform = transform
 
-    def __getitem__(self, idx: Any) -> Any:
+    def __getitem__(self, idx: object) -> Any:
         header, raw = recordio.unpack(super().__getitem__(idx))
         return _apply_transform(self._transform, image.imdecode(raw, self._flag), header.label)
 

@@ -88,7 +88,7 @@ class RandAugment(HostTransform, Block):
         engine.push(compute, reads=[x], writes=[out], name="RandAugment")
         return cast("NDArray", with_semantics(out))
 
-    def host(self, image: Any) -> Any:
+    def host(self, image: object) -> Any:
         _check(image)
         return self.transform(image, self.draw())
 
@@ -99,7 +99,7 @@ class RandAugment(HostTransform, Block):
         return image
 
 
-def _check(image: Any) -> None:
+def _check(image: object) -> None:
     if not isinstance(image, (NDArray, np.ndarray)) or image.dtype != np.uint8:
         kind = type(image).__name__ if not hasattr(image, "dtype") else f"an array of {np.dtype(image.dtype).name}"
         raise TypeError(f"RandAugment: the image is {kind}, expected uint8: apply it before ToTensor")
@@ -110,7 +110,7 @@ def _check(image: Any) -> None:
 # -- changes: functions of an image, a strength from -1 to 1, the value outside the image, and the interpolation -------
 
 
-def _warp(image: Image, matrix: Any, shift: Any, fill: int, interpolation: int) -> Image:
+def _warp(image: Image, matrix: object, shift: object, fill: int, interpolation: int) -> Image:
     return warp(image, np.array(matrix, np.float64), shift, image.shape[:2], fill, interpolation)
 
 
@@ -137,7 +137,7 @@ def _rotate(image: Image, strength: float, fill: int, interpolation: int) -> Ima
     return _warp(image, matrix, centre - matrix @ centre, fill, interpolation)
 
 
-def _blend(base: Any, image: Image, strength: float) -> Image:
+def _blend(base: object, image: Image, strength: float) -> Image:
     """Return the image moved away from a base by a factor of 1 + 0.9 * strength, rounded down as in PIL."""
     base = np.asarray(base, np.float32)
     blended = base + np.float32(1 + 0.9 * strength) * (image.astype(np.float32) - base)

@@ -45,7 +45,7 @@ class Job:
         self.future: Future[Any] = Future()
         self.is_needed = True
 
-    def finish(self, batch: Any) -> None:
+    def finish(self, batch: object) -> None:
         """Complete the job with its batch."""
         try:
             self.future.set_result(batch)

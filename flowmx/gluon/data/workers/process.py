@@ -81,7 +81,7 @@ class _Worker:
         except (EOFError, OSError):
             os._exit(0)
 
-    def work(self, dataset: Any, batchify_fn: Any) -> None:
+    def work(self, dataset: object, batchify_fn: object) -> None:
         """Process the tasks."""
         while True:
             task = self._tasks.get()
@@ -102,7 +102,7 @@ class _Worker:
         except BaseException as error:  # any error of the user's data set is the result
             self.answer(messages.ERROR, task.ticket, failures.report(error))
 
-    def answer(self, kind: int, ticket: int, value: Any) -> None:
+    def answer(self, kind: int, ticket: int, value: object) -> None:
         """Send a value to the loader."""
         parts = shared_memory.split(value)
         block = self._blocks.take(parts.size)

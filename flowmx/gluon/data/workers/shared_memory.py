@@ -45,7 +45,7 @@ class Parts(NamedTuple):
 class _Pickler(pickle.Pickler):
     """A pickler that omits the content of arrays, NDArrays included."""
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> Any:
         if type(obj) is NDArray and obj.context.device_type != "gpu":
             obj.wait_to_read()
             return _as_ndarray, (np.ascontiguousarray(obj._host()).reshape(obj.shape),)
@@ -59,11 +59,11 @@ def _as_ndarray(data: np.ndarray[Any, Any]) -> NDArray:
     return nd.from_numpy(data) if is_sharable else nd.array(data, dtype=data.dtype)
 
 
-def _identity(data: Any) -> Any:
+def _identity(data: object) -> Any:
     return data
 
 
-def split(value: Any) -> Parts:
+def split(value: object) -> Parts:
     """Split an object into a pickle and arrays.
 
     Raises:

@@ -36,7 +36,7 @@ class Package:
         PackageError: the object cannot be pickled, or another process cannot import its classes or functions.
     """
 
-    def __init__(self, content: Any) -> None:
+    def __init__(self, content: object) -> None:
         self.descriptor = -1
         self.main = main_file()
         try:

@@ -51,7 +51,7 @@ class Progress:
         self._samples += self.batch_size
         self._bar.step(note=f"loss {self._trained['cross-entropy']:.4f}  accuracy {self._trained['accuracy']:.4f}")
 
-    async def epoch(self, epoch: int, *args: Any) -> None:
+    async def epoch(self, epoch: int, *args: object) -> None:
         """Close the bar at the end of an epoch, validate, and write a line."""
         if self._bar is not None:
             self._bar.close()
