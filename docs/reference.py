@@ -25,7 +25,7 @@ import numpy as np
 import flowmx as mx
 from flowmx.contrib.onnx.converters import exporters, importers
 from flowmx.contrib.onnx.families.elementwise import COMPOSED
-from flowmx.graph.gradient import Builder, Value
+from flowmx.graph.gradient import Builder, Value, call_gradient
 from flowmx.graph.node import Entry, Node
 from flowmx.ops.registry.documentation import inputs_of, outputs_of
 from flowmx.ops.registry.examples import example
@@ -113,7 +113,7 @@ def gradient_made_of(cls: type[Operator]) -> list[type[Operator]] | None:
     outputs = [Value(Entry(first.entry.node, at), build) for at in range(len(op.outputs()))]
     heads = [build.op("ones_like", each) for each in outputs[: op.visible_outputs()]]
     build.noted.clear()
-    op.gradient(build, inputs, outputs, heads)
+    call_gradient(build, op, inputs, outputs, heads)
     return sorted(build.noted, key=lambda each: (each.traits.hidden, each.name))
 
 

@@ -126,7 +126,7 @@ class Builder:
         values = [*inputs, *outputs, *heads]
         if self._recording is not None or not self.repeats or op.subgraphs or op.traits.detached:
             self._recording = None  # nested gradients have other values
-            return _differentiate(self, op, inputs, outputs, heads)
+            return call_gradient(self, op, inputs, outputs, heads)
         key = (
             op,
             tuple([(self.shapes[value.entry], self.dtypes[value.entry]) for value in values]),
@@ -136,10 +136,10 @@ class Builder:
         if form is not None:
             return self._replay(form, [value.entry for value in values])
         if key in self._forms:
-            return _differentiate(self, op, inputs, outputs, heads)
+            return call_gradient(self, op, inputs, outputs, heads)
         recording = self._recording = _Recording(values)
         try:
-            results = _differentiate(self, op, inputs, outputs, heads)
+            results = call_gradient(self, op, inputs, outputs, heads)
             self._forms[key] = recording.form(results) if self._recording is recording else None
         finally:
             self._recording = None
@@ -231,7 +231,7 @@ for _python, _name, _scalar, _swapped in _ARITHMETIC:
         setattr(Value, f"__r{_python}__", _method(f"broadcast_{_name}", _swapped, True))
 
 
-def _differentiate(
+def call_gradient(
     build: Builder, op: Operator, inputs: Sequence[Value], outputs: Sequence[Value], heads: Sequence[Value]
 ) -> Sequence[Value | None]:
     """Call an operator's gradient with values, which have the arithmetic of tensors."""

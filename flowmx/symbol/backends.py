@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from flowmx.engine.origin import warn_user
 from flowmx.errors import MXNetError
 from flowmx.graph.quantizing.fuse_layers import fuse_layers
+from flowmx.ndarray import NDArray
 from flowmx.ops.registry.operators import lookup
 from flowmx.suggestions import did_you_mean
 from flowmx.symbol.partition import Candidate, Partitioner, partition
@@ -87,7 +88,7 @@ class _NamedOperators(Partitioner):
 
     backend = "default"
 
-    def __init__(self, args: Mapping[str, object], aux: Mapping[str, object], options: Mapping[str, Any]) -> None:
+    def __init__(self, args: Mapping[str, NDArray], aux: Mapping[str, NDArray], options: Mapping[str, Any]) -> None:
         super().__init__(args, aux, options)
         self._names = {_canonical(op_name) for op_name in options.get("op_names", _op_names.get(self.backend, ()))}
 

@@ -55,7 +55,7 @@ class Partitioner:
         >>> net.optimize_for("products")
     """
 
-    def __init__(self, args: Mapping[str, NDArray], aux: Mapping[str, NDArray], options: Mapping[str, object]) -> None:
+    def __init__(self, args: Mapping[str, NDArray], aux: Mapping[str, NDArray], options: Mapping[str, Any]) -> None:
         self.args, self.aux, self.options = dict(args), dict(aux), dict(options)
 
     def select(self, node: Candidate) -> bool:
