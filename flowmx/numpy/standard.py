@@ -7,8 +7,11 @@ returns full matrices by default.
 from __future__ import annotations
 
 import builtins as _builtins  # this module also has the names of mx.np, such as all
+from collections.abc import Sequence as _Sequence
 from types import ModuleType as _ModuleType
 from typing import Any
+
+import numpy.typing as _npt
 
 import flowmx.numpy as _np
 from flowmx.numpy import linalg as _linalg
@@ -19,7 +22,7 @@ __all__ = ["arange", "full", "linalg"]
 class _Linalg(_ModuleType):
     """``linalg`` of the array API standard."""
 
-    def svd(self, x: object, /, *, full_matrices: bool = True) -> Any:
+    def svd(self, x: _npt.ArrayLike, /, *, full_matrices: bool = True) -> Any:
         """Compute the singular value decomposition, with full matrices by default."""
         return _linalg.svd(x, full_matrices)
 
@@ -33,16 +36,14 @@ class _Linalg(_ModuleType):
 linalg = _Linalg("flowmx.numpy.linalg", _linalg.__doc__)
 
 
-def full(shape: object, fill_value: object, *, dtype: object = None, device: object = None) -> Any:
+def full(shape: int | _Sequence[int], fill_value: Any, *, dtype: Any = None, device: Any = None) -> Any:
     """Create an array filled with one value, by default in the dtype of the value."""
     if dtype is None and isinstance(fill_value, _builtins.int):
         dtype = "bool" if isinstance(fill_value, _builtins.bool) else "int64"
     return _np.full(shape, fill_value, dtype, device=device)
 
 
-def arange(
-    start: object, /, stop: object = None, step: object = 1, *, dtype: object = None, device: object = None
-) -> Any:
+def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None) -> Any:
     """Return numbers from ``start`` (or 0) up to, excluding, ``stop``; int64 if all arguments are integers."""
     if dtype is None and _builtins.all(arg is None or isinstance(arg, int) for arg in (start, stop, step)):
         dtype = "int64"

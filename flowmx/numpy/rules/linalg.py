@@ -276,13 +276,13 @@ def _eig_inner(xp: Functions, w_gradient: Tensor, v_gradient: Tensor, w: Tensor,
 @rule("linalg.eig")
 def _eig(xp: Functions, g: Tensor, r: Tensor, a: Tensor) -> Gradients:
     (w_gradient, v_gradient), (w, v) = g, r
-    return (_eig_gradient(xp, w_gradient, v_gradient, w, v, a.dtype.kind == "f"),)
+    return (_eig_gradient(xp, w_gradient, v_gradient, w, v, a.element_type.kind == "f"),)
 
 
 @rule("linalg.eigvals")
 def _eigvals(xp: Functions, g: Tensor, r: Tensor, a: Tensor) -> Gradients:
     w, v = xp.linalg.eig(a)
-    return (_eig_gradient(xp, g, v * 0, w, v, a.dtype.kind == "f"),)
+    return (_eig_gradient(xp, g, v * 0, w, v, a.element_type.kind == "f"),)
 
 
 @rule("trace", "linalg.trace")

@@ -115,8 +115,9 @@ def getitem(array: Tensor, key: object) -> Tensor:
 
 def extension(array: Tensor, function: str, *args: object) -> Tensor:
     """Call a function of ``operator.EXTENSIONS`` with an array and other arguments."""
-    if isinstance(array, Value):
-        return cast("Tensor", graph_values.call(array.builder, function, (array, *args), {}))
+    value: object = array
+    if isinstance(value, Value):
+        return cast("Tensor", graph_values.call(value.builder, function, (array, *args), {}))
     return cast("Tensor", calls.call(function, (array, *args), {}))
 
 
