@@ -103,7 +103,7 @@ class RecordedCall:
         if form is None or any(np.may_share_memory(one, other) for one in inputs for other in outputs):
             return ()
         expected = [each.copy() for each in outputs]
-        recording = Recording((arrays,), pointer, lambda array: False)
+        recording = Recording((cast("list[Array | None]", arrays),), pointer, lambda array: False)
         with recording_to(recording):
             form(inputs, outputs)
         if all(one.tobytes() == other.tobytes() for one, other in zip(outputs, expected, strict=True)):
