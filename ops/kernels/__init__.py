@@ -61,16 +61,23 @@ load_at_first_use("gpu", lambda: importlib.import_module(_CUDA))
 def channels_last_dtypes(device_type: str) -> frozenset[DType]:
     """Return the element types in which a device's kernels are faster with the channels contiguous in memory."""
     from flowmx.ops.kernels.onednn.library import library
-    from flowmx.ops.quantization.ranges import INT8, INT32, UINT8
 
     if device_type == "gpu":
         from flowmx.ops.kernels import cuda
 
         return cuda.convolution.channels_last()
-    onednn = library() if device_type == "cpu" else None
-    if onednn is None:
+    if device_type != "cpu" or library() is None:
         return frozenset()
-    return product_dtypes(device_type) | ({INT8, UINT8, INT32} if onednn.multiplies_bytes() else set())
+    return product_dtypes(device_type) | quantized_dtypes(device_type)
+
+
+def quantized_dtypes(device_type: str) -> frozenset[DType]:
+    """Return the integer types in which a device's kernels compute quantized layers: none without VNNI."""
+    from flowmx.ops.kernels.onednn.library import library
+    from flowmx.ops.quantization.ranges import INT8, INT32, UINT8
+
+    onednn = library() if device_type == "cpu" else None
+    return frozenset([INT8, UINT8, INT32] if onednn is not None and onednn.multiplies_bytes() else [])
 
 
 def product_dtypes(device_type: str) -> frozenset[DType]:

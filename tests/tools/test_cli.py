@@ -10,6 +10,7 @@ import pytest
 
 import flowmx
 from flowmx import cli
+from flowmx.ops import kernels
 from flowmx.settings import TABLE
 
 
@@ -56,6 +57,17 @@ def test_info_reports_where_an_mxnet_variable_applies():
     done = run("info", MXNET_ENGINE_TYPE="NaiveEngine", MXNET_EXEC_NUM_TEMP="2", FLOWMX_EXEC_NUM_TEMP="3")
     assert "FLOWMX_ENGINE_TYPE = NaiveEngine  (environment: MXNET_ENGINE_TYPE)" in done.stdout
     assert "FLOWMX_EXEC_NUM_TEMP = 3  (environment)" in done.stdout
+
+
+def test_info_reports_int8_without_its_instructions(capsys):
+    """oneDNN sums products of int8 exactly with VNNI; without it flowmx computes them in float32."""
+    hidden = json.loads(run("info", "--json", ONEDNN_MAX_CPU_ISA="AVX2").stdout)
+    assert hidden["numbers"]["int8"]["computed in"] == "float32"
+    cli.main(["info", "--json"])
+    row = json.loads(capsys.readouterr().out)["numbers"]["int8"]
+    exact = bool(kernels.quantized_dtypes("cpu"))
+    assert row["computed in"] == ("int8, summed in int32" if exact else "float32")
+    assert not exact or any("vnni" in name for name in row["instructions"])
 
 
 def test_a_bad_setting_is_an_error_without_a_traceback():

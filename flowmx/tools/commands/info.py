@@ -24,8 +24,8 @@ PACKAGES = {
     "flowmx": "",
     "numpy": "arrays on the CPU",
     "ml_dtypes": "bfloat16",
-    "msgpack": "messages between peers",
-    "aiohttp": "peers",
+    "msgpack": "messages between nodes",
+    "aiohttp": "services, jobs, the dashboard",
     "uvloop": "a faster event loop",
     "onednn-cpu-gomp": "convolutions, products and normalizations on the CPU",
     "llvmlite": "fused loops on the CPU",
@@ -107,15 +107,18 @@ _INSTRUCTIONS = {
     "int8": ("avx_vnni", "avx512_vnni", "amx_int8", "i8mm"),
 }
 """CPU flags of instructions for products in these types."""
+_SUMS = {"bfloat16": "float32", "float16": "float32", "int8": "int32"}
+"""The types in which products of these types are summed."""
 
 
 def _numbers() -> dict[str, dict[str, Any]]:
     """Return, by low-precision type, the CPU's instructions for products and the type of the computation."""
-    flags, used = cpu_flags(), {name_of(dtype) for dtype in kernels.product_dtypes("cpu")}
+    flags = cpu_flags()
+    used = {name_of(dtype) for dtype in kernels.product_dtypes("cpu") | kernels.quantized_dtypes("cpu")}
     return {
         name: {
             "instructions": [flag for flag in candidates if flag in flags],
-            "computed in": f"{name}, summed in float32" if name in used else "float32",
+            "computed in": f"{name}, summed in {_SUMS[name]}" if name in used else "float32",
         }
         for name, candidates in _INSTRUCTIONS.items()
     }
