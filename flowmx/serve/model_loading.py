@@ -13,6 +13,7 @@ import numpy as np
 from flowmx import symbol as sym
 from flowmx.errors import AdviceError
 from flowmx.gluon import Block, HybridBlock, SymbolBlock
+from flowmx.gluon.model_zoo import huggingface
 from flowmx.model import read_params
 from flowmx.ops.registry.parameters import literal
 from flowmx.serve.inputs import Input
@@ -49,7 +50,8 @@ def load(
     """Load a model.
 
     Args:
-        model: a Gluon block, a symbol, the prefix of a checkpoint, a folder with one model, or an ONNX file.
+        model: a Gluon block, a symbol, the prefix of a checkpoint, a folder with one model
+            (also of Hugging Face's Transformers), or an ONNX file.
         shape: shape of a row, or a dict of shapes by input name (None: as the ONNX file declares).
         dtype: dtype of the inputs, or a dict by name (default float32).
         params: parameters of a symbol: arrays by name (prefixes ``arg:`` and ``aux:`` are removed), or a file.
@@ -78,11 +80,15 @@ def _of_path(path: Path, shape: object, dtype: object, epoch: int | None) -> Sou
     if path.suffix == ".onnx":
         return _of_onnx(path, shape, dtype)
     if path.is_dir():
+        if huggingface.is_model(path):
+            symbol, arrays = huggingface.as_symbol(path, shape if isinstance(shape, Mapping) else None)
+            return _of_symbol(symbol, arrays, shape, dtype)
         files = sorted([*path.glob("*-symbol.json"), *path.glob("*.onnx")])
         if len(files) != 1:
             listing = ", ".join(file.name for file in files) or "none"
             raise ValueError(
-                f"{path} must hold one model, a -symbol.json with a .params file, or .onnx; found {listing}"
+                f"{path} must hold one model, a -symbol.json with a .params file, .onnx, or config.json with "
+                f"model.safetensors; found {listing}"
             )
         if files[0].suffix == ".onnx":
             return _of_onnx(files[0], shape, dtype)

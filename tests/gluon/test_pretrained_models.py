@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 import flowmx as mx
+from flowmx import cli
 from flowmx.gluon.model_zoo import from_pretrained, text, vision
 from flowmx.serialization import safetensors
 
@@ -87,7 +90,9 @@ def losses_of(net, name, hybridized=True):
     targets = EXPECTED["tokens" if name in ("bert_masked", "gpt2") else "labels"]
     data, labels = inputs(name), mx.nd.array(targets[: len(EXPECTED[INPUTS[name][0]])])
     entropy = mx.gluon.loss.SoftmaxCrossEntropyLoss()
-    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9})
+    trainer = mx.gluon.Trainer(
+        net.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9, "multi_precision": True}
+    )
     losses = []
     for _ in range(10):
         with mx.autograd.record():
@@ -149,6 +154,52 @@ def test_symbols_parameter_files_and_onnx(name, tmp_path):
     other.initialize(mx.init.Zero(), force_reinit=True)
     other.load_parameters(tmp_path / "net.safetensors")
     check(other(*inputs(name)), name)
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_mixed_precision_and_forks(name):
+    net, data = from_pretrained(FOLDER / name), inputs(name)
+    data = [each.astype("float32") for each in data]
+    net.hybridize()
+    check(net(*data), name)
+    check(mx.amp.convert_hybrid_block(net, target_dtype="bfloat16")(*data), name, 0.1)
+    pid = os.fork()
+    if not pid:
+        try:
+            check(net(*data), name)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_training_in_16_bits(dtype):
+    losses = losses_of(from_pretrained(FOLDER / "bert_classifier", dtype=dtype), "bert_classifier")
+    np.testing.assert_allclose(losses, EXPECTED["bert_classifier.losses"], atol=0.03)
+
+
+@pytest.mark.parametrize("name", ["bert_classifier", "gpt2", "vit_classifier"])
+async def test_a_folder_is_served(name):
+    names = [each for each in INPUTS[name] if each != "types"]
+    async with mx.serve.Predictor(FOLDER / name, max_batch=2, lengths=(4, 12)) as predictor:
+        rows = [{each: EXPECTED[each][place].astype("float32") for each in names} for place in range(2)]
+        answers = await asyncio.gather(*(predictor(row if len(row) > 1 else row[names[0]]) for row in rows))
+    net, data = from_pretrained(FOLDER / name), [mx.nd.array(EXPECTED[each][:2]) for each in names]
+    if name == "bert_classifier":
+        data.insert(1, None)
+    for answer, wanted in zip(answers, net(*data).asnumpy(), strict=True):
+        answer = answer if answer.ndim == 1 else answer[: len(wanted)]  # outputs are as long as the padded inputs
+        np.testing.assert_allclose(answer, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "vit_classifier"])
+def test_a_folder_is_converted(name, tmp_path, capsys):
+    for target in ("net.onnx", "net"):
+        assert cli.main(["convert", str(FOLDER / name), str(tmp_path / target), "--check"]) == 0
+        assert "the outputs of a random input differ by" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="the inputs are words, expected some of"):
+        mx.serve.Predictor(FOLDER / name, shape={"words": (4,)})
 
 
 def test_older_names_of_weights(tmp_path):

@@ -21,6 +21,11 @@ PAGES = [
 """Other pages with code. docs/migration.md and docs/serving.md have separate tests."""
 
 GIVEN = {
+    "transformers": f"""
+import shutil
+for name in ("bert", "gpt2"):
+    shutil.copytree({str(ROOT / "tests" / "fixtures" / "huggingface")!r} + "/" + name, name)
+""",
     "checkpoints": """
 import numpy as np
 import flowmx as mx

@@ -228,4 +228,5 @@ class NodeExport:
 
     def _available_lengths(self) -> list[tuple[str, Lengths]]:
         inputs = [(name, self.dims(index)) for index, name in enumerate(self.inputs)]
-        return inputs + [(self._graph.names[entry], self._graph.shapes[entry]) for entry in self._graph.inputs]
+        names, shapes = self._graph.names, self._graph.shapes
+        return inputs + [(names[entry], shapes[entry]) for entry in self._graph.inputs if entry in names]

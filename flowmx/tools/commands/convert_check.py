@@ -87,7 +87,7 @@ def _onnxruntime_outputs(path: Path, rows: dict[str, np.ndarray[Any, Any]]) -> t
 
 
 def _load(path: Path, job: Job, epoch: int | None) -> Source:
-    if format_of(path) == "onnx":
+    if format_of(path) in ("onnx", "pretrained"):
         return load(path, job.shape, job.dtype)
     prefix, weights = checkpoint(path, epoch)
     return load(sym.load(f"{prefix}-symbol.json"), job.shape, job.dtype, str(weights))

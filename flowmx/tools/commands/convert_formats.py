@@ -13,9 +13,12 @@ import numpy as np
 from flowmx import model, ndarray
 from flowmx import symbol as sym
 from flowmx.contrib import onnx
+from flowmx.gluon.model_zoo import huggingface
+from flowmx.ndarray import NDArray
 from flowmx.optimizer import convert_states
 from flowmx.serialization.atomic import replace_file
 from flowmx.serve.model_loading import load
+from flowmx.symbol import Symbol
 
 __all__ = ["CONVERSIONS", "Job", "checkpoint", "convert", "format_of", "prefix_of", "read_arrays"]
 
@@ -24,6 +27,7 @@ _ENDINGS = {
     ".states": "states",
 }  # fmt: skip
 _SYMBOL = "-symbol.json"
+Arrays = dict[str, NDArray]
 
 
 class Job(NamedTuple):
@@ -70,11 +74,13 @@ def convert(job: Job) -> None:
 
 
 def format_of(path: Path) -> str:
-    """Return the kind of a file by its name: ``onnx``, ``symbol``, ``arrays``, ``states`` or ``checkpoint``.
+    """Return the kind of a file by its name, or that of a folder by its files.
 
     Raises:
         ValueError: the suffix is unknown.
     """
+    if huggingface.is_model(path):
+        return "pretrained"
     kind = _ENDINGS.get(path.suffix.lower())
     if kind is None and path.suffix and not path.is_dir() and not Path(f"{path}{_SYMBOL}").exists():
         raise ValueError(
@@ -85,7 +91,7 @@ def format_of(path: Path) -> str:
 
 _KINDS = {
     "onnx": "an ONNX file", "symbol": "a symbol", "arrays": "a file of arrays", "states": "optimizer states",
-    "checkpoint": "a checkpoint",
+    "checkpoint": "a checkpoint", "pretrained": "a folder of Hugging Face's Transformers",
 }  # fmt: skip
 
 
@@ -117,18 +123,37 @@ def checkpoint(path: Path, epoch: int | None = None) -> tuple[str, Path]:
 
 def _to_onnx(job: Job) -> None:
     prefix, weights = checkpoint(job.source, job.epoch)
-    symbol = sym.load(prefix + _SYMBOL)
-    arguments, auxiliary = model.read_params(str(weights))
+    _export(job, sym.load(prefix + _SYMBOL), *model.read_params(str(weights)))
+
+
+def _export(job: Job, symbol: Symbol, arguments: Arrays, auxiliary: Arrays, same_lengths: bool = False) -> None:
+    """Write an ONNX file; variable lengths of the same axis of all inputs are one if ``same_lengths`` is set."""
     inputs = load(symbol, job.shape, job.dtype, {**arguments, **auxiliary}).inputs  # checks the shapes
     shapes = [tuple(size or 1 for size in (job.batch, *spec.shape)) for spec in inputs]
     named_sizes = [
-        (job.batch or "batch", *(size or f"{spec.name}_{i}" for i, size in enumerate(spec.shape))) for spec in inputs
+        (
+            job.batch or "batch",
+            *(size or f"{'length' if same_lengths else spec.name}_{i}" for i, size in enumerate(spec.shape)),
+        )
+        for spec in inputs
     ]
     is_dynamic = any(isinstance(size, str) for sizes in named_sizes for size in sizes)
     onnx.export_model(
         symbol, [arguments, auxiliary], shapes, [spec.dtype for spec in inputs], job.target, dynamic=is_dynamic,
         dynamic_input_shapes=named_sizes if is_dynamic else None, opset_version=job.opset,
     )  # fmt: skip
+
+
+def _pretrained(job: Job) -> tuple[Symbol, Arrays]:
+    return huggingface.as_symbol(job.source, job.shape if isinstance(job.shape, dict) else None)
+
+
+def _pretrained_to_onnx(job: Job) -> None:
+    _export(job, *_pretrained(job), {}, same_lengths=True)
+
+
+def _pretrained_to_checkpoint(job: Job) -> None:
+    _save(job, *_pretrained(job), {})
 
 
 def prefix_of(target: Path) -> str:
@@ -138,7 +163,10 @@ def prefix_of(target: Path) -> str:
 
 
 def _from_onnx(job: Job) -> None:
-    symbol, arguments, auxiliary = onnx.import_model(job.source)
+    _save(job, *onnx.import_model(job.source))
+
+
+def _save(job: Job, symbol: Symbol, arguments: Arrays, auxiliary: Arrays) -> None:
     prefix = prefix_of(job.target)
     Path(prefix).parent.mkdir(parents=True, exist_ok=True)
     model.save_checkpoint(prefix, 0, symbol, arguments, auxiliary)
@@ -196,6 +224,8 @@ def _states(job: Job) -> None:
 CONVERSIONS: dict[tuple[str, str], Callable[[Job], None]] = {
     ("checkpoint", "onnx"): _to_onnx,
     ("symbol", "onnx"): _to_onnx,
+    ("pretrained", "onnx"): _pretrained_to_onnx,
+    ("pretrained", "checkpoint"): _pretrained_to_checkpoint,
     ("onnx", "checkpoint"): _from_onnx,
     ("onnx", "symbol"): _from_onnx,
     ("symbol", "symbol"): _upgrade,

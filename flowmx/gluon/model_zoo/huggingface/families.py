@@ -13,6 +13,7 @@ from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.model_zoo.huggingface.folder import Arrays, Config
 from flowmx.gluon.model_zoo.text import BERT, GPT2, GPT2LM, BERTClassifier, BERTMaskedLM, BERTTokenClassifier
 from flowmx.gluon.model_zoo.vision.vit import ViT, ViTClassifier
+from flowmx.ops.registry.operators import Shape
 
 __all__ = ["FAMILIES", "Family"]
 
@@ -29,6 +30,7 @@ class Family(NamedTuple):
         names: the names of the body's blocks.
         heads: the classes, and the names of their heads' blocks; alternatives are separated by a bar.
         architectures: the class of each of Hugging Face's.
+        inputs: returns the shapes of the inputs for a config, by name in the order of a call; 0 is any length.
         options: returns the arguments of a class for a config.
         arrange: changes arrays in place, so that each is the value of one parameter.
         ignored: matches names of arrays that a model may leave unread: heads, and values that are computed.
@@ -39,6 +41,7 @@ class Family(NamedTuple):
     names: Names
     heads: Mapping[type[HybridBlock], Names]
     architectures: Mapping[str, type[HybridBlock]]
+    inputs: Callable[[Config], dict[str, Shape]]
     options: Callable[[Config], dict[str, Any]]
     arrange: Callable[[Arrays], None]
     ignored: re.Pattern[str]
@@ -149,6 +152,11 @@ def _vit_options(config: Config) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _vit_inputs(config: Config) -> dict[str, Shape]:
+    size = config.count("image_size", 224)
+    return {"images": (0, config.count("num_channels", 3), size, size)}
+
+
 def _as_stored(arrays: Arrays) -> None:
     """Leave arrays unchanged."""
 
@@ -198,7 +206,8 @@ _BERT = Family(
         "BertForSequenceClassification": BERTClassifier, "BertForTokenClassification": BERTTokenClassifier,
         "BertForQuestionAnswering": BERTTokenClassifier,
     },
-    options=_bert_options, arrange=_as_stored,
+    inputs=lambda config: dict.fromkeys(("tokens", "token_types", "padding"), (0, 0)), options=_bert_options,
+    arrange=_as_stored,
     ignored=re.compile(r"(cls|pooler|classifier|qa_outputs)\..*|embeddings\.position_ids"),
 )  # fmt: skip
 _GPT2 = Family(
@@ -212,7 +221,7 @@ _GPT2 = Family(
     },
     heads={GPT2: {}, GPT2LM: {}},
     architectures={"GPT2Model": GPT2, "GPT2LMHeadModel": GPT2LM},
-    options=_gpt2_options, arrange=_arrange_gpt2,
+    inputs=lambda config: dict.fromkeys(("tokens", "padding"), (0, 0)), options=_gpt2_options, arrange=_arrange_gpt2,
     ignored=re.compile(r"lm_head\.weight|h\.\d+\.attn\.(bias|masked_bias)"),
 )  # fmt: skip
 _VIT = Family(
@@ -224,7 +233,7 @@ _VIT = Family(
     },
     heads={ViT: {}, ViTClassifier: {"output": "classifier"}},
     architectures={"ViTModel": ViT, "ViTForImageClassification": ViTClassifier},
-    options=_vit_options, arrange=_arrange_vit, ignored=re.compile(r"(pooler|classifier)\..*"),
+    inputs=_vit_inputs, options=_vit_options, arrange=_arrange_vit, ignored=re.compile(r"(pooler|classifier)\..*"),
 )  # fmt: skip
 FAMILIES = {"bert": _BERT, "gpt2": _GPT2, "vit": _VIT}
 """The families by Hugging Face's ``model_type``."""

@@ -5,20 +5,24 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from flowmx import ndarray as nd
+from flowmx import symbol as sym
 from flowmx.errors import DataError, MismatchError, ParameterError
 from flowmx.gluon.hybrid import HybridBlock
+from flowmx.gluon.model_zoo.calls import without_nones
 from flowmx.gluon.model_zoo.huggingface.families import FAMILIES, Family, classes
 from flowmx.gluon.model_zoo.huggingface.folder import Arrays, Config, read_arrays, read_config
 from flowmx.gluon.parameter import Contexts, Parameter, _fits
 from flowmx.gluon.utils import brief_list
 from flowmx.initializer import Normal
 from flowmx.suggestions import did_you_mean
+from flowmx.symbol import Symbol
 
-__all__ = ["from_pretrained"]
+__all__ = ["as_symbol", "from_pretrained"]
 
 N = TypeVar("N", bound=HybridBlock)
 
@@ -76,6 +80,32 @@ def from_pretrained(
     net = kind(**_options(kind, config, family, arrays) | options)
     _load(net, arrays, family, path, ctx, dtype)
     return net
+
+
+def as_symbol(
+    folder: str | os.PathLike[str], names: Collection[str] | None = None
+) -> tuple[Symbol, dict[str, nd.NDArray]]:
+    """Return the model in a folder as a symbol with parameters.
+
+    Args:
+        folder: as for :func:`from_pretrained`.
+        names: the inputs, among ``tokens``, ``token_types`` and ``padding`` for texts, ``images`` for images (default:
+            all of GPT-2 and ViT; ``tokens`` and ``padding`` of BERT).
+
+    Raises:
+        ValueError: an input is unknown, or the first is missing; others as for :func:`from_pretrained`.
+        OSError: as for :func:`from_pretrained`.
+    """
+    config = read_config(Path(folder))
+    inputs = _family(config).inputs(config)
+    names = set(inputs) - {"token_types"} if names is None else names
+    if not set(names) <= inputs.keys() or next(iter(inputs)) not in names:
+        raise ParameterError(f"{folder}: the inputs are {', '.join(names)}, expected some of {', '.join(inputs)}")
+    net = from_pretrained(folder)
+    variables = {name: sym.var(name, shape=shape) for name, shape in inputs.items() if name in names}
+    outputs = net(*without_nones(*(variables.get(name) for name in inputs)))
+    symbol = sym.Group(list(outputs)) if isinstance(outputs, tuple) else outputs
+    return symbol, {name: parameter.data() for name, parameter in net.collect_params().items()}
 
 
 def _family(config: Config) -> Family:
