@@ -77,7 +77,7 @@ class Admission:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of requests in flight."""
+        """The total size of requests in flight, in bytes."""
         return self.budget.nbytes
 
     @property

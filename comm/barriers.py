@@ -1,9 +1,9 @@
 """Barriers by name: a pure state machine, like all of membership.
 
 The rounds of a barrier are counted. A worker's request contains the last round of that name which it has passed. A
-request that is sent twice, or whose answer was lost, is therefore recognized: its round has already ended, and it gets
-the same answer again. Workers know the counts too. A restarted scheduler learns them from the workers that reconnect,
-so no worker waits for one that has already passed.
+request that is sent twice, or whose response was lost, is therefore recognized: its round has already ended, and it
+gets the same response again. Workers know the counts too. A restarted scheduler learns them from the workers that
+reconnect, so no worker waits for a worker that has already passed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Barriers:
     Attributes:
         rounds: the number of ended rounds of each barrier.
         waiting: by barrier, the nodes that wait for its next round.
-        meetings: the barriers that wait for a newcomer only after its first arrival.
+        meetings: the barriers that do not wait for a late worker until it has arrived once.
     """
 
     def __init__(self, rounds: Mapping[str, int] | None = None) -> None:
@@ -37,7 +37,7 @@ class Barriers:
 
         Args:
             node: the worker's id.
-            name: the barrier's.
+            name: the name of the barrier.
             after: the last round of this name that the worker knows of.
             excused: whether it joined late and arrives here for the first time. If a round has ended and no node waits
                 for the next, the barrier belongs to the start of the job, which this worker missed: it passes.
@@ -67,7 +67,7 @@ class Barriers:
         self._released = {entry for entry in self._released if entry[1] != node}
 
     def retain(self, nodes: Iterable[str]) -> None:
-        """Withdraw all other workers from all barriers."""
+        """Withdraw all workers except `nodes` from all barriers."""
         for node in set().union(*self.waiting.values()).difference(nodes):
             self.forget(node)
 
@@ -107,7 +107,7 @@ class Barriers:
 
         Args:
             workers: the workers that are alive.
-            late: the ones that joined late.
+            late: the workers that joined late.
         """
         if not set().union(*self.waiting.values()).issuperset(workers):
             return False

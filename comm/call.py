@@ -1,4 +1,4 @@
-"""One call of an operation by a client: the request and its answer."""
+"""One call of an operation by a client: the request and its response."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ClientConfig(NamedTuple):
         url: the service's TCP address.
         node: the name of the calling node.
         security: the same as the service's.
-        limits: limits on answers and connections.
+        limits: limits on responses and connections.
     """
 
     address: str
@@ -117,8 +117,8 @@ class Call:
         route: the route to the service.
         operation: its name.
         message: the request.
-        into: memory for the answer's tensors.
-        answer_sizes: the bytes of tensors in each operation's last answer.
+        into: memory for the response's tensors.
+        response_sizes: the size of the tensors in each operation's last response, in bytes.
         share: whether to share memory even for a small call.
         stream: whether the call may use the route's stream.
         on_sent: called when the whole request has been sent.
@@ -131,7 +131,7 @@ class Call:
         operation: str,
         message: Message,
         into: list[memoryview] | None,
-        answer_sizes: dict[str, int],
+        response_sizes: dict[str, int],
         share: bool = False,
         stream: bool = True,
         on_sent: Callable[[], object] = lambda: None,
@@ -141,7 +141,7 @@ class Call:
         self._operation = operation
         self._message = message
         self._into = into
-        self._answer_sizes = answer_sizes
+        self._response_sizes = response_sizes
         self._share = share
         self._may_stream = stream
         self._on_sent = on_sent
@@ -149,7 +149,7 @@ class Call:
         self._nonce = ""
 
     async def run(self) -> Message:
-        """Send the request and receive the answer.
+        """Send the request and receive the response.
 
         Raises:
             CommError: as in `Peer.call`.
@@ -175,13 +175,13 @@ class Call:
         return PeerGone(f"{self._config.address} is gone ({self._operation}): {reason}")
 
     def _answer_size(self) -> int:
-        """The expected bytes of the answer's tensors: those of `into`, or else of the last answer."""
+        """The expected bytes of the response's tensors: those of `into`, or else of the last response."""
         if self._into is None:
-            return self._answer_sizes.get(self._operation, 0)
+            return self._response_sizes.get(self._operation, 0)
         return lay_out([len(target) for target in self._into])[1]
 
     async def _pack_shared(self, segments: Segments, offsets: list[int], end: int, answer_size: int) -> bytes:
-        """Put the tensors into shared memory, with space for the answer's; return the head of the frame."""
+        """Put the tensors into shared memory, with space for the response's; return the head of the frame."""
         tensors = self._message.tensors
         start = -(-end // shared_memory.ALIGNMENT) * shared_memory.ALIGNMENT
         segment = self._segment = segments.take(max(start + answer_size, 1))
@@ -198,18 +198,18 @@ class Call:
         is_small = total < SHARING_MIN and (self._segment is not None or self._answer_size() < SHARING_MIN)
         stream = await self._route.stream() if is_small and self._may_stream else None
         message = await (self._post(parts, total) if stream is None else self._stream_call(stream, parts))
-        self._answer_sizes[self._operation] = lay_out([tensor.data.nbytes for tensor in message.tensors])[1]
+        self._response_sizes[self._operation] = lay_out([tensor.data.nbytes for tensor in message.tensors])[1]
         return message
 
     async def _stream_call(self, stream: ClientStream, parts: list[bytes | memoryview]) -> Message:
-        """Send the request over a stream; return the answer."""
+        """Send the request over a stream; return the response."""
         self._on_sent()
         parser = Parser(self._config.limits, self._destinations)
         await stream.ask(self._operation, parts, parser)
         return await self._answer(parser)
 
     async def _post(self, parts: list[bytes | memoryview], total: int) -> Message:
-        """Send the request by POST; return the answer."""
+        """Send the request by POST; return the response."""
         url = self._route.url / "v1" / self._operation
         headers = {hdrs.CONTENT_TYPE: CONTENT_TYPE, **await self._signature(url, parts)}
         data = next(chunks(parts)) if total < SHARING_MIN else self._send_chunks(parts)
@@ -245,10 +245,10 @@ class Call:
         return message
 
     async def _answer(self, parser: Parser) -> Message:
-        """Return the answer that a parser has read.
+        """Return the response that a parser has read.
 
         Raises:
-            CommError: the answer is a refusal, or malformed.
+            CommError: the response is a refusal, or malformed.
         """
         message = parser.finish()
         header = parser.header or {}
@@ -265,11 +265,11 @@ class Call:
         if security is None or not security.has_secret:
             return None
         try:
-            return security.check_answer(self._nonce, response.status, response.headers)
+            return security.check_response(self._nonce, response.status, response.headers)
         except Unauthorized:
             if response.status == 200:
                 raise
-            return None  # a service that does not know this client cannot sign; its answer can only be a refusal
+            return None  # a service that does not know this client cannot sign; its response can only be a refusal
 
     def _destinations(self, header: dict[str, Any], specs: Sequence[Spec]) -> Sequence[memoryview | None]:
         return self._into if self._into is not None and "error" not in header else ()
@@ -288,7 +288,7 @@ class Call:
     def _release_segment(self) -> None:
         """Return the segment for reuse, once the service has answered.
 
-        Without an answer the service may still write there; after a refusal it may still read there.
+        Without a response the service may still write there; after a refusal it may still read there.
         """
         if self._segment is not None and self._route.segments is not None:
             self._route.segments.give(self._segment)

@@ -63,7 +63,7 @@ class Peer:
         self._config = ClientConfig(self.address, url, node, security, self.limits)
         config = settings.get()
         self._routes = Routes(self._config, local and config.kvstore_local, stream and config.kvstore_streams)
-        self._answer_sizes: dict[str, int] = {}  # bytes of each operation's last answer
+        self._response_sizes: dict[str, int] = {}  # bytes of each operation's last response
 
     @property
     def is_local(self) -> bool:
@@ -111,14 +111,14 @@ class Peer:
             operation: its name.
             header: the request's fields, with "id", "node" and "incarnation" if the operation requires them.
             tensors: the request's tensors; they must not change until the call is over.
-            into: memory for the tensors of the answer. If the call fails, it may have been partly overwritten.
+            into: memory for the tensors of the response. If the call fails, it may have been partly overwritten.
             timeout: seconds (default: the timeout of the limits); infinity for no timeout.
             on_sent: called when the whole request has been sent, possibly more than once.
 
         Raises:
             PeerGone: the connection failed or broke; the operation may or may not have been carried out.
             Refused: the service refused the call. Subclasses such as `Unauthorized` give the reason.
-            WireError: the request or the answer is invalid.
+            WireError: the request or the response is invalid.
             TimeoutError: the call took too long; the operation may or may not have been carried out.
         """
         fields = {"node": self.node, **header} if self.node else header
@@ -137,7 +137,9 @@ class Peer:
     ) -> Message:
         route = await self._routes.best()
         try:
-            return await Call(self._config, route, operation, message, into, self._answer_sizes, on_sent=on_sent).run()
+            return await Call(
+                self._config, route, operation, message, into, self._response_sizes, on_sent=on_sent
+            ).run()
         except PeerGone:
             self._routes.drop_local(route)
             raise
@@ -147,7 +149,7 @@ class Peer:
         # The service could not map the memory, and has done nothing yet.
         self._routes.use_tcp("its memory cannot be mapped")
         return await Call(
-            self._config, self._routes.tcp(), operation, message, into, self._answer_sizes, on_sent=on_sent
+            self._config, self._routes.tcp(), operation, message, into, self._response_sizes, on_sent=on_sent
         ).run()
 
 
@@ -163,6 +165,6 @@ def _url(address: str, security: Security | None) -> URL:
 def _writable_bytes(index: int, target: memoryview | np.ndarray[Any, Any]) -> memoryview:
     if isinstance(target, np.ndarray):
         if not target.flags.c_contiguous or not target.flags.writeable:
-            raise WireError(f"memory {index} for the answer must be contiguous and writable")
+            raise WireError(f"memory {index} for the response must be contiguous and writable")
         target = target.reshape(-1).view(np.uint8).data
     return target.cast("B") if target.nbytes else memoryview(bytearray())

@@ -74,7 +74,7 @@ class TooSlow(Refused):
 
 
 class Unauthorized(Refused, PermissionError):
-    """A request or an answer without a valid signature, or from an address that is not allowed."""
+    """A request or a response without a valid signature, or from an address that is not allowed."""
 
     kind = "unauthorized"
     status = 401

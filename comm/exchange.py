@@ -1,4 +1,4 @@
-"""One request to a service and its answer: the common parts, and requests by POST."""
+"""One request to a service and its response: the common parts, and requests by POST."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Caller", "Exchange", "FindDestinations", "Handler", "Operation", "PostedCall", "admit", "process_of"]
 
 log = logging.getLogger("flowmx.comm")
-SINGLE_WRITE = 64 << 10  # answers of fewer bytes are written at once
+SINGLE_WRITE = 64 << 10  # responses with fewer bytes are written at once
 MAX_TEXT = 500
 
 
@@ -68,7 +68,7 @@ class Operation(NamedTuple):
 
 
 class Exchange:
-    """One request: its caller, its tensors, and the handler's answer.
+    """One request: its caller, its tensors, and the handler's response.
 
     Args:
         service: the service that handles it.
@@ -83,7 +83,7 @@ class Exchange:
         self._process = process
         self._signed = signed
         self._memory: memoryview | None = None  # the request's segment
-        self._answer_space = (0, 0)
+        self._response_space = (0, 0)
 
     @property
     def _peer(self) -> str:
@@ -111,7 +111,7 @@ class Exchange:
             raise NotLocal("shared memory needs a unix socket between processes of one user on one machine")
         self._identify_caller(header)
         self._memory = self._service.mappings.get(self._process, header["shared"])
-        self._answer_space = _answer_space(header["shared"], len(self._memory))
+        self._response_space = _response_space(header["shared"], len(self._memory))
         tensors = shared_memory.views(specs, self._memory)
         if operation.borrow:
             return [tensor._replace(data=tensor.data.toreadonly()) for tensor in tensors], Copies(0, [])
@@ -147,23 +147,23 @@ class Exchange:
         )
 
     def _call(self, operation: Operation, message: Message) -> Message | Awaitable[Message]:
-        """Call the handler; return its answer, or an awaitable of it."""
+        """Call the handler; return its response, or an awaitable of it."""
         try:
             return operation.handler(self._caller, message)
         except Exception as error:  # handlers may raise anything
             raise self._to_comm_error(error) from None
 
-    async def _await_answer(self, result: Message | Awaitable[Message]) -> Message:
-        """Return a handler's answer."""
+    async def _await_response(self, result: Message | Awaitable[Message]) -> Message:
+        """Return a handler's response."""
         if isinstance(result, Message):
             return result
         try:
-            answer: object = result  # a faulty handler may return any type
-            if inspect.isawaitable(answer):
-                answer = await answer
-            if not isinstance(answer, Message):
-                raise TypeError(f"a handler must return a Message, not {answer!r:.80}")
-            return answer
+            value: object = result  # a faulty handler may return any type
+            if inspect.isawaitable(value):
+                value = await value
+            if not isinstance(value, Message):
+                raise TypeError(f"a handler must return a Message, not {value!r:.80}")
+            return value
         except Exception as error:  # handlers may raise anything
             raise self._to_comm_error(error) from None
 
@@ -179,9 +179,9 @@ class Exchange:
         return Failed(f"{where} failed: {type(error).__name__}: {text}")
 
     def _pack(self, message: Message) -> tuple[list[bytes | memoryview], list[memoryview], Copies]:
-        """Return the parts of the answer's frame, its tensors, and copies to shared memory if the tensors fit there."""
+        """Return the parts of the response's frame, its tensors, and copies to shared memory if they fit there."""
         tensors = [tensor.bytes() for tensor in message.tensors]
-        start, size = self._answer_space
+        start, size = self._response_space
         offsets, end = shared_memory.lay_out([len(data) for data in tensors], start)
         if self._memory is None or not tensors or end > start + size:
             return encode(message), tensors, Copies(0, [])
@@ -192,14 +192,14 @@ class Exchange:
 
 
 class Copies(NamedTuple):
-    """Copies to or from shared memory: the total bytes, and pairs of target and source."""
+    """Copies to or from shared memory: the total size in bytes, and pairs of target and source."""
 
     nbytes: int
     pairs: list[tuple[memoryview, memoryview]]
 
 
 class PostedCall(Exchange):
-    """A request by POST: receive it, call its handler, send the answer.
+    """A request by POST: receive it, call its handler, send the response.
 
     Args:
         service: the service that handles it.
@@ -216,8 +216,8 @@ class PostedCall(Exchange):
         self._request = request
         self._proof: Proof | None = None
 
-    async def answer(self) -> tuple[web.StreamResponse, str]:
-        """Send the answer or the refusal; return the response, and "ok" or the kind of the error."""
+    async def respond(self) -> tuple[web.StreamResponse, str]:
+        """Send the response or the refusal; return the response, and "ok" or the kind of the error."""
         try:
             message = await self._handle()
             parts, tensors, copies = self._pack(message)
@@ -236,7 +236,7 @@ class PostedCall(Exchange):
         with self._service.admission.enter(self._peer) as admitted:
             operation = self._service.find(self._caller.operation)
             message = await self._receive(operation, admitted)
-            return await self._await_answer(self._call(operation, message))
+            return await self._await_response(self._call(operation, message))
 
     async def _receive(self, operation: Operation, admitted: AdmittedRequest) -> Message:
         limits = self._service.limits
@@ -276,7 +276,7 @@ class PostedCall(Exchange):
         headers: dict[str, str] = {hdrs.CONTENT_TYPE: CONTENT_TYPE}
         if self._proof is not None and self._service.security is not None:
             signed = await digest(bytes(parts[0]), tensors)
-            headers[ANSWER] = self._service.security.sign_answer(self._proof.nonce, status, signed)
+            headers[ANSWER] = self._service.security.sign_response(self._proof.nonce, status, signed)
         total = sum(len(part) for part in parts)
         if total < SINGLE_WRITE:
             return web.Response(status=status, headers=headers, body=b"".join(parts))
@@ -335,11 +335,11 @@ def _has_certificate(request: web.Request) -> bool:
     return request.transport is not None and bool(request.transport.get_extra_info("peercert"))
 
 
-def _answer_space(shared: list[Any], size: int) -> tuple[int, int]:
-    """Return the start and size, in bytes, of the part of the segment that the answer's tensors may use."""
+def _response_space(shared: list[Any], size: int) -> tuple[int, int]:
+    """Return the start and size, in bytes, of the part of the segment that the response's tensors may use."""
     space = shared[3:]
     if not space:
         return 0, 0
     if len(space) != 2 or not all(type(number) is int and 0 <= number <= size for number in space) or sum(space) > size:
-        raise WireError(f"the space for the answer is {space}, but the shared memory has {size} bytes")
+        raise WireError(f"the space for the response is {space}, but the shared memory has {size} bytes")
     return space[0], space[1]

@@ -144,7 +144,7 @@ class Parser:
         specs: the tensors that the header lists.
         head: the bytes of the frame before the tensors.
         tensors: the complete tensors.
-        total: bytes of the whole frame, set with the header.
+        total: the size of the whole frame in bytes, set with the header.
     """
 
     def __init__(self, limits: Limits, find_destinations: FindDestinations | None = None) -> None:

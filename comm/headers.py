@@ -42,7 +42,7 @@ def take(
         optional: the same for keys that may be missing. "id", "node" and "incarnation" are always optional.
 
     Raises:
-        WireError: a key is missing or unknown, or a value has another type.
+        WireError: a key is missing or unknown, or a value has a different type.
     """
     allowed_keys = {**COMMON, **optional, **required}
     for key in required:
@@ -63,7 +63,7 @@ def check_common(header: Mapping[str, object]) -> None:
     """Check the types of the common keys.
 
     Raises:
-        WireError: a value has another type.
+        WireError: a value has a different type.
     """
     for key, kind in COMMON.items():
         if key in header:

@@ -37,7 +37,7 @@ class SchedulerConnection:
         self._connection: HTTPConnection | None = None
 
     def post(self, operation: str, body: bytes) -> None:
-        """Call an operation; the answer, and a failure to get one, are ignored."""
+        """Call an operation; the response, and a failure to get one, are ignored."""
         from http.client import HTTPException
 
         path = f"/v1/{operation}"

@@ -33,7 +33,7 @@ class HeartbeatProcess:
         node: the node's id.
         incarnation: the number of this start of the node; it grows with each start.
         interval: seconds between two reports.
-        timeout: seconds to wait for an answer.
+        timeout: seconds to wait for a response.
         security: the same as the node's.
     """
 

@@ -88,7 +88,7 @@ class Node:
         rank: its number among the nodes of its role.
         incarnation: the number of this start of the node; it grows with each start.
         draining: whether SIGTERM was received.
-        awaited: the barriers at which this node waits, with the workers missing there by the scheduler's last answer.
+        awaited: the barriers at which this node waits, with the workers missing there by the scheduler's last response.
 
     Example:
         >>> async with Node("worker", "127.0.0.1:9091") as node:
@@ -426,8 +426,8 @@ class Node:
             NodeGone: the job failed.
             Refused: this node is not a worker.
         """
-        answer = await self.unless_gone(self._ask_barrier({"name": name, "attend": True}))
-        return fields.integer(answer, "round", maximum=MAX_NUMBER)
+        response = await self.unless_gone(self._ask_barrier({"name": name, "attend": True}))
+        return fields.integer(response, "round", maximum=MAX_NUMBER)
 
     @contextmanager
     def _awaiting(self, name: str, missing: list[Member]) -> Iterator[None]:
@@ -455,10 +455,10 @@ class Node:
         first = name not in self._visited
         while True:
             request = {"name": name, "after": self._rounds.get(name, 0), "first": first, "meet": meet}
-            answer = await self._ask_barrier(request)
-            missing[:] = [Member.from_wire(entry) for entry in answer.get("missing", [])]
-            if isinstance(answer.get("round"), int):
-                self._rounds[name] = answer["round"]
+            response = await self._ask_barrier(request)
+            missing[:] = [Member.from_wire(entry) for entry in response.get("missing", [])]
+            if isinstance(response.get("round"), int):
+                self._rounds[name] = response["round"]
                 self._visited.add(name)
                 return
 
@@ -545,11 +545,11 @@ class Node:
         seconds = self.timing.search_time(problem)
         return SchedulerGone(f"the scheduler at {self._scheduler} could not be reached for {seconds:g} s: {problem}")
 
-    def _adopt_registration(self, answer: Mapping[str, Any]) -> None:
+    def _adopt_registration(self, response: Mapping[str, Any]) -> None:
         if self.rank < 0:
-            self._rounds = rounds_from_wire(answer)
-        self.rank = int(answer["rank"])
-        self._adopt_view(answer)
+            self._rounds = rounds_from_wire(response)
+        self.rank = int(response["rank"])
+        self._adopt_view(response)
 
     def _next_beat(self) -> int:
         self._beat_number += 1
@@ -565,7 +565,7 @@ class Node:
                 await self._handle_refusal(refused)
             except UNREACHABLE as error:
                 await self._handle_outage(error)
-            except Exception as error:  # an invalid answer, or an error of the user's callback
+            except Exception as error:  # an invalid response, or an error of the user's callback
                 log.exception("%s: a heartbeat failed: %s", self.name, error)
                 await self._clock.sleep(self.timing.heartbeat)
 
@@ -602,11 +602,11 @@ class Node:
         self._error = error
         self._notifier.notify()
 
-    def _adopt_view(self, answer: Mapping[str, object]) -> None:
-        """Adopt the view of an answer if it is newer."""
-        if answer.get("view") is None:
+    def _adopt_view(self, response: Mapping[str, object]) -> None:
+        """Adopt the view of a response if it is newer."""
+        if response.get("view") is None:
             return
-        view = View.from_wire(answer["view"])
+        view = View.from_wire(response["view"])
         if self._view is not None and view.order <= self._view.order:
             return
         self._view = view

@@ -100,17 +100,17 @@ class Routes:
 
     async def _find_local(self) -> Route | None:
         """Request the socket's name over TCP, and check over it that memory is shared; return its route or None."""
-        config, answer_sizes = self._config, dict[str, int]()
+        config, response_sizes = self._config, dict[str, int]()
         try:
             request = Message({"host": shared_memory.host_identity()}, [])
-            answer = await Call(config, self.tcp(), "local", request, None, answer_sizes, stream=False).run()
+            response = await Call(config, self.tcp(), "local", request, None, response_sizes, stream=False).run()
         except Refused as error:
             log.info("calls to %s use TCP: %s", config.address, error)
             return None
-        connector = shared_memory.Connector(f"\0{answer.header.get('socket', '')}", **self._options())
+        connector = shared_memory.Connector(f"\0{response.header.get('socket', '')}", **self._options())
         route = Route(self._session(connector), URL("http://localhost"), Segments(), self._open_stream)
         try:
-            await Call(config, route, "local", Message({}, []), None, answer_sizes, share=True, stream=False).run()
+            await Call(config, route, "local", Message({}, []), None, response_sizes, share=True, stream=False).run()
         except (CommError, OSError) as error:
             log.info("calls to %s use TCP: %s", config.address, error)
             await route.close()

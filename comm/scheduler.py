@@ -49,7 +49,7 @@ class Scheduler:
     Args:
         job: the job's size and policy.
         snapshot: a file from which a restarted scheduler resumes; it is written after every change.
-        interval: maximum seconds for which an answer is delayed while nothing changes.
+        interval: maximum seconds for which a response is delayed while nothing changes.
         security: authenticates nodes.
         clock: the clock for timeouts.
         service: the service for the operations; by default a new one.
@@ -195,7 +195,7 @@ class Scheduler:
     # Implementation of operations
 
     def _operation(self, handler: Handler) -> Callable[[Caller, Message], Awaitable[Message]]:
-        async def answer(caller: Caller, message: Message) -> Message:
+        async def response(caller: Caller, message: Message) -> Message:
             try:
                 return Message(await handler(message.header), [])
             except Denied as denied:
@@ -203,7 +203,7 @@ class Scheduler:
             finally:
                 self._notify_changes()
 
-        return answer
+        return response
 
     def _state(self) -> dict[str, Any]:
         return {"view": self.members.view.to_wire()}

@@ -1,7 +1,7 @@
 """Authentication of peers: signatures with a shared secret, mutual TLS, and the addresses that require them.
 
 The signature of a request covers its method, path, node, time, nonce and the digest of its body. The service verifies
-it before it reads the body, and then compares the body's digest. The signature of an answer covers the nonce of its
+it before it reads the body, and then compares the body's digest. The signature of a response covers the nonce of its
 request. `docs/wire.md` has the details and an example.
 """
 
@@ -54,7 +54,7 @@ class Proof(NamedTuple):
 
     Attributes:
         node: the sender.
-        nonce: the request's nonce, which is part of the answer's signature too.
+        nonce: the request's nonce, which is part of the response's signature too.
         digest: the digest that the body must have.
     """
 
@@ -99,7 +99,7 @@ class Tls:
 
 
 class Security:
-    """The credentials of a service and its peers: sign and verify requests and answers.
+    """The credentials of a service and its peers: sign and verify requests and responses.
 
     Args:
         secret: the secret of all nodes, at least 16 bytes; text is encoded as UTF-8.
@@ -215,12 +215,12 @@ class Security:
             raise Unauthorized("the signature does not match this request and the service's secret")
         return Proof(node, nonce, digest), int(timestamp) / 1000
 
-    def sign_answer(self, nonce: str, status: int, digest: str) -> str:
-        """Return the value of an answer's header `ANSWER`."""
+    def sign_response(self, nonce: str, status: int, digest: str) -> str:
+        """Return the value of a response's header `ANSWER`."""
         return f"{SCHEME} digest={digest}, signature={self._sign('answer', str(status), nonce, digest)}"
 
-    def check_answer(self, nonce: str, status: int, headers: Mapping[str, str]) -> str:
-        """Check the signature of an answer; return the digest that its body must have.
+    def check_response(self, nonce: str, status: int, headers: Mapping[str, str]) -> str:
+        """Check the signature of a response; return the digest that its body must have.
 
         Raises:
             Unauthorized: the signature is missing or wrong.
@@ -228,11 +228,11 @@ class Security:
         match = _ANSWER.fullmatch(headers.get(ANSWER, ""))
         if match is None:
             raise Unauthorized(
-                "the answer is not signed: the peer does not have the secret, or a proxy removed the signature"
+                "the response is not signed: the peer does not have the secret, or a proxy removed the signature"
             )
         digest, signature = match.groups()
         if not hmac.compare_digest(signature, self._sign("answer", str(status), nonce, digest)):
-            raise Unauthorized("the answer's signature does not match the secret")
+            raise Unauthorized("the response's signature does not match the secret")
         return digest
 
     def stream_key(self, sender: str, client: str, service: str) -> bytes:
@@ -241,7 +241,7 @@ class Security:
         Args:
             sender: the end that sends the messages, ``"client"`` or ``"service"``.
             client: the nonce of the request that opened the stream.
-            service: the nonce of the answer.
+            service: the nonce of the response.
         """
         return bytes.fromhex(self._sign("stream", sender, client, service))
 

@@ -84,7 +84,7 @@ class Service:
         self._socket = ""
         self._is_stopping = False
         self._add_metrics()
-        self.operation("local", self._answer_local)
+        self.operation("local", self._respond_locally)
 
     @property
     def application(self) -> web.Application:
@@ -102,14 +102,14 @@ class Service:
 
         Args:
             name: the operation's name.
-            handler: a function or coroutine function that takes the caller and the message, and returns the answer; a
+            handler: a function or coroutine function that takes the caller and the message, and returns the response; a
                 plain function is fastest. An exception is sent to the caller as a refusal, with its text and, unless
                 it is a CommError or ValueError, its type. The returned tensors must not change until they are sent.
             find_destinations: a function that takes the caller and the header (with its "tensors"), and returns for
                 each received tensor a buffer, or None for new memory. A request that is refused later may have
                 overwritten part of a buffer.
             borrow: whether tensors may stay in the caller's shared memory. They are then read-only and not copied, and
-                do not change until the handler returns an answer; if it raises, they never change. `find_destinations`
+                do not change until the handler returns a response; if it raises, they never change. `find_destinations`
                 is not used.
 
         Raises:
@@ -170,23 +170,23 @@ class Service:
 
     def _make_application(self) -> web.Application:
         application = web.Application()
-        application.router.add_post("/v1/{operation}", self._answer)
-        application.router.add_get("/v1/stream", self._answer_stream)
+        application.router.add_post("/v1/{operation}", self._respond)
+        application.router.add_get("/v1/stream", self._respond_by_stream)
         application.router.add_get("/healthz", self._healthz)
         application.router.add_get("/metrics", self._metrics)
         return application
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def _respond(self, request: web.Request) -> web.StreamResponse:
         start, result = perf_counter(), "broken"
         try:
             with self.connections.track_request(request.transport) as set_phase:
-                response, result = await PostedCall(self, request, set_phase).answer()
+                response, result = await PostedCall(self, request, set_phase).respond()
             return response
         finally:
             name, nbytes = request.match_info["operation"], request.content.total_bytes
             self.observe(name, result, perf_counter() - start, nbytes)
 
-    async def _answer_stream(self, request: web.Request) -> web.StreamResponse:
+    async def _respond_by_stream(self, request: web.Request) -> web.StreamResponse:
         with self.connections.track_request(request.transport) as set_phase:
             try:
                 return await serve_stream(self, request, set_phase)
@@ -201,7 +201,7 @@ class Service:
             operation: its operation.
             result: ``"ok"`` or the kind of the refusal.
             seconds: its duration.
-            nbytes: the bytes of the request.
+            nbytes: the size of the request in bytes.
         """
         label = operation if operation in self._operations else "unknown"
         self._seconds.observe(seconds, label)
@@ -236,16 +236,16 @@ class Service:
     def _add_metrics(self) -> None:
         metrics = self.metrics
         self._requests = metrics.counter(
-            "flowmx_requests_total", "Requests answered, by the kind of the answer.", ["operation", "result"]
+            "flowmx_requests_total", "Requests answered, by the kind of the response.", ["operation", "result"]
         )
-        self._seconds = metrics.histogram("flowmx_request_seconds", "Seconds from request to answer.", ["operation"])
+        self._seconds = metrics.histogram("flowmx_request_seconds", "Seconds from request to response.", ["operation"])
         self._bytes_in = metrics.counter("flowmx_received_bytes_total", "Bytes of bodies received.", ["operation"])
         metrics.gauge("flowmx_requests_under_way", "Requests in progress.").follow(lambda: self.admission.requests)
         metrics.gauge("flowmx_bytes_under_way", "Bytes of requests in progress.").follow(lambda: self.admission.nbytes)
         metrics.gauge("flowmx_connections", "Connections.").follow(lambda: len(self.connections.table))
         metrics.gauge("flowmx_mapped_bytes", "Bytes of shared memory mapped.").follow(lambda: self.mappings.nbytes)
 
-    async def _answer_local(self, caller: Caller, message: Message) -> Message:
+    async def _respond_locally(self, caller: Caller, message: Message) -> Message:
         """Send the unix socket's name to processes of this machine and user; over the socket, confirm shared memory."""
         header = take(message.header, {}, {"host": str})
         if caller.local:

@@ -3,8 +3,8 @@
 The client owns the memory. It creates *segments*: anonymous files (memfd) of a fixed size, sealed so that no process
 can shrink them under a reader. A request names the file descriptor of its segment, which the service opens through
 ``/proc/<pid>/fd``. The kernel, not the peer, tells the service the process and user of the connection. The segment
-contains the request's tensors, and space for those of the answer. There are no names that could leak, and the memory is
-freed when both processes have ended.
+contains the request's tensors, and space for those of the response. There are no names that could leak, and the memory
+is freed when both processes have ended.
 
 Sockets are abstract, so that a killed process leaves no file behind. The user id of the peer is checked.
 """

@@ -1,8 +1,8 @@
-"""Streams: many small calls over one WebSocket connection, with answers in any order.
+"""Streams: many small calls over one WebSocket connection, with responses in any order.
 
 For a call by POST both sides create and parse HTTP heads, start a task, and use several iterations of the event loop.
 This takes several times as long as a small call itself. A stream is opened once, with the checks of a request. Then a
-call is one message, and so is its answer. ``docs/wire.md`` describes the format. This module has the code that both
+call is one message, and so is its response. ``docs/wire.md`` describes the format. This module has the code that both
 ends share: the connection, and its message authentication codes.
 """
 
@@ -29,7 +29,7 @@ NONCE = "Flowmx-Nonce"
 CALL, CANCEL = 1, 2
 """Kinds of messages to the service: a call, and its cancellation."""
 ANSWER, PART = 1, 2
-"""Kinds of messages from the service: an answer or its last part, and an earlier part of an answer."""
+"""Kinds of messages from the service: a response or its last part, and an earlier part of a response."""
 PREFIX = struct.Struct("<BI")
 """The beginning of each message: its kind, and the number of the call."""
 MAX_MESSAGE = 1 << 20

@@ -27,7 +27,7 @@ class ClientStream(Stream):
 
     Args:
         config: the client's settings.
-        response: the answer to the handshake; the stream takes over its connection.
+        response: the response to the handshake; the stream takes over its connection.
         macs: the codes of both directions, if there is a secret.
     """
 
@@ -45,7 +45,7 @@ class ClientStream(Stream):
 
     @property
     def is_idle(self) -> bool:
-        """True while no call is waiting for its answer."""
+        """True while no call is waiting for its response."""
         return not self._calls
 
     def process(self) -> shared_memory.PeerProcess | None:
@@ -54,16 +54,16 @@ class ClientStream(Stream):
         return None if sock is None or not self.is_open else shared_memory.peer_of(sock)
 
     async def ask(self, operation: str, parts: Sequence[Buffer], parser: Parser) -> None:
-        """Send a request, and feed the frame of its answer to a parser.
+        """Send a request, and feed the frame of its response to a parser.
 
         Args:
             operation: the operation's name.
             parts: the request's frame; with the operation's name it has at most `MAX_MESSAGE` bytes.
-            parser: parses the answer's frame.
+            parser: parses the response's frame.
 
         Raises:
             PeerGone: the connection broke.
-            CommError: the answer is not a valid frame.
+            CommError: the response is not a valid frame.
         """
         if not self.is_open:
             raise self._peer_gone(operation, PeerGone("its stream was closed"))
@@ -85,7 +85,7 @@ class ClientStream(Stream):
                 self.close()
 
     def retire(self) -> None:
-        """Close the stream as soon as no call is waiting for its answer."""
+        """Close the stream as soon as no call is waiting for its response."""
         self._is_retired = True
         if not self._calls:
             self.close()

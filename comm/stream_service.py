@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["serve_stream"]
 
 SINGLE_MESSAGE = 256 << 10
-"""Answers with fewer bytes are sent as one message."""
+"""Responses with fewer bytes are sent as one message."""
 
 
 async def serve_stream(
@@ -170,7 +170,7 @@ class ServiceStream(Stream):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._transport.pause_reading()  # stop reading from a client that does not read its answers
+        self._transport.pause_reading()  # stop reading from a client that does not read its responses
 
     def resume_writing(self) -> None:
         if self._writable is not None and not self._transport.is_closing():
@@ -237,7 +237,7 @@ class StreamedCall(Exchange):
             if not isinstance(result, Message):
                 self._pending = result
                 return self._finish(operation, message)
-            return self._answer(result)
+            return self._respond(result)
         except Exception as error:  # handlers may raise anything
             return self._refuse(self._to_comm_error(error))
 
@@ -258,15 +258,15 @@ class StreamedCall(Exchange):
         try:
             if copies is not None:
                 await offload(copies.nbytes, copy, copies.pairs)
-            answer = await self._await_answer(self._pending or self._call(operation, message))
-            rest = self._answer(answer)
+            response = await self._await_response(self._pending or self._call(operation, message))
+            rest = self._respond(response)
         except Exception as error:  # handlers may raise anything
             rest = self._refuse(self._to_comm_error(error))
         if rest is not None:
             await rest
 
-    def _answer(self, message: Message) -> Coroutine[Any, Any, None] | None:
-        """Send an answer, or return a coroutine that sends a long one."""
+    def _respond(self, message: Message) -> Coroutine[Any, Any, None] | None:
+        """Send a response, or return a coroutine that sends a long one."""
         parts, _, copies = self._pack(message)
         if copies.nbytes >= LARGE or sum(map(len, parts)) >= SINGLE_MESSAGE:
             return self._send_long(parts, copies)

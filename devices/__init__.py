@@ -141,9 +141,9 @@ def in_use() -> list[Device]:
 
 
 def memory_in_use() -> dict[str, int]:
-    """Return the bytes of arrays by device; for ``cpu`` only those in large blocks, which a pool counts."""
+    """Return the size of arrays in bytes, by device; for ``cpu`` only those in large blocks, which a pool counts."""
     by_device = {repr(device): device.pool.used for device in _devices.copy().values() if hasattr(device, "pool")}
-    return {"cpu": cpu_pool.in_use(), **by_device}
+    return {"cpu": cpu_pool.bytes_in_use(), **by_device}
 
 
 def num_gpus() -> int:

@@ -114,7 +114,7 @@ class BlockPool:
         kind: the pool's type (``Naive``, ``Round``, ``Unpooled``).
 
     Attributes:
-        used, idle: bytes in use, and bytes of free blocks.
+        used, idle: the total sizes of blocks in use and of free blocks, in bytes.
         peak: maximum number of bytes in use at one time.
         allocations: the number of allocations.
         waited_reuses: the number of allocations that had to wait for another stream.

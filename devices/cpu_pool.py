@@ -3,8 +3,8 @@
 New memory from the system costs a page fault for every few KiB at first access, which takes longer than most operators
 need for the same bytes. A block is an anonymous mapping. An array holds a :class:`_Lease` on it. Every view of the
 array and every user of its buffer keeps the lease alive; when the lease is freed, so is the block. Memory in use is
-therefore never allocated twice. Free blocks beyond the limit are returned to the system at the next allocation. If
-sizes keep changing, free blocks of old sizes would accumulate. Before a block of a new size is created, free blocks are
+therefore never allocated twice. Free blocks beyond the limit are returned to the system at the next allocation. Free
+blocks of old sizes would accumulate if sizes kept changing, so before a block of a new size is created, free blocks are
 returned until the total is close to the peak of memory in use. A loop that allocates the same sizes repeatedly needs no
 new blocks.
 """
@@ -66,13 +66,13 @@ class Pool:
 
     @property
     def idle_bytes(self) -> int:
-        """The bytes of free blocks."""
+        """The total size of free blocks in bytes."""
         self._collect()
         return self._idle
 
     @property
     def used_bytes(self) -> int:
-        """The bytes of leased blocks."""
+        """The total size of leased blocks in bytes."""
         self._collect()
         return self._used
 
@@ -178,8 +178,8 @@ def _default_pool() -> Pool:
     return _pool
 
 
-def in_use() -> int:
-    """Return the bytes of blocks in use."""
+def bytes_in_use() -> int:
+    """Return the total size of blocks in use, in bytes."""
     return 0 if _pool is None else _pool.used_bytes
 
 

@@ -112,7 +112,7 @@ class Device(ABC):
         """Record that work up to a token uses a variable's memory on this device."""
 
     def synchronize_host_work(self) -> None:
-        """Wait for work that a host operation has launched in this thread, outside of the device's actors."""
+        """Wait for work that a host operation has launched in this thread, outside the device's actors."""
 
     def timed(self, op: object, forward: Callable[..., object]) -> Callable[..., Any]:
         """Wrap the forward function of an operator for this device."""

@@ -17,18 +17,18 @@ def message(
 
     Args:
         device: the device's name.
-        nbytes: the bytes that were requested.
-        size: the bytes of their block.
-        used: the bytes of all blocks in use.
-        limit: the bytes that the pool may use.
-        total: the bytes of the device's memory.
-        holders: descriptions of what holds memory, and the bytes; the largest first.
+        nbytes: the requested size in bytes.
+        size: the size of the block for it, in bytes.
+        used: the total size of the blocks in use, in bytes.
+        limit: the number of bytes that the pool may use.
+        total: the size of the device's memory in bytes.
+        holders: descriptions of what holds memory, and its size in bytes; the largest first.
     """
     largest = "".join(f"\n  {count / 2**20:10.1f} MiB: {holder}" for holder, count in holders[:_LARGEST])
     return (
         f"{device} is out of memory: {nbytes} bytes were requested (a block of {size}), "
-        f"{limit - used} are free of {total}, of which {total - limit} are "
-        f"reserved for others (FLOWMX_GPU_MEM_POOL_RESERVE). Use a smaller batch, or recompute values "
+        f"{limit - used} of {total} are free; {total - limit} are reserved for other uses "
+        f"(FLOWMX_GPU_MEM_POOL_RESERVE). Use a smaller batch, or recompute values "
         f"(FLOWMX_BACKWARD_DO_MIRROR=1). The largest holders:{largest or ' none'}"
     )
 
@@ -36,7 +36,7 @@ def message(
 def describe_holder(holder: tuple[str, Origin | None] | None) -> str:
     """Describe a block's holder as text."""
     if holder is None:
-        return "arrays created outside of operations"
+        return "arrays created outside operations"
     name, origin = holder
     layer = f"layer {origin[2]!r}, " if origin is not None and origin[2] else ""
     place = f", enqueued at {describe(origin)}" if origin is not None else ""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flowmx import forks
 from flowmx.engine.actor import BatchActor
 from flowmx.engine.bookkeeping import inherited_failure
-from flowmx.engine.failure import Failure, Inherited, failure_of
+from flowmx.engine.failure import DependencyFailed, Failure, failure_of
 from flowmx.engine.loops import create_hidden_task
 from flowmx.engine.running import call_in_layers
 from flowmx.engine.runtime import engine
@@ -448,7 +448,7 @@ class StreamActor(BatchActor):
         """Wait on the stream, launch, record a token, and mark the variables."""
         for token in sources:
             if token.failure is not None:
-                raise Inherited(token.failure)
+                raise DependencyFailed(token.failure)
         stream = launch.stream
         if sources:
             launch.sources = [token for token in sources if not token.done()]
@@ -570,7 +570,7 @@ def _begin_on_host(op: Operation) -> Token:
     for token in sources:
         failure = token.finish()
         if failure is not None:
-            raise Inherited(failure)
+            raise DependencyFailed(failure)
     dependencies = [*sources, *_tokens_of(op.writes, writing=True)]
     for token in dependencies:
         token.finish()

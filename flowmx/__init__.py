@@ -147,4 +147,4 @@ def _load_services(config: settings.Settings) -> None:
         start_by_setting(config.dashboard)
 
 
-engine.runtime.engine.followers.append(_load_services)
+engine.runtime.engine.settings_listeners.append(_load_services)

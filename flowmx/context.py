@@ -10,7 +10,7 @@ __all__ = ["Context", "cpu", "cpu_pinned", "current_context", "gpu", "gpu_memory
 
 
 def gpu_memory_info(device_id: int = 0) -> tuple[int, int]:
-    """Return the free and the total bytes of a GPU's memory.
+    """Return the free and the total memory of a GPU in bytes.
 
     Args:
         device_id: the index of the GPU.

@@ -105,7 +105,7 @@ def load_checkpoint(prefix: str, epoch: int) -> tuple[Any, Params, Params]:
         The symbol, the parameters and the auxiliary states.
 
     Raises:
-        ValueError: a file has another format.
+        ValueError: a file has a different format.
         OSError: a file cannot be read.
     """
     from flowmx import symbol

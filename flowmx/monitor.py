@@ -86,7 +86,7 @@ class Monitor:
         """Observe an executor, or a block with its children; may be called several times.
 
         Raises:
-            TypeError: the argument has another type.
+            TypeError: the argument has a different type.
         """
         if isinstance(exe, Executor):
             exe.set_monitor_callback(self.stat_helper, self.monitor_all, self._is_activated)

@@ -90,7 +90,7 @@ class Line:
 
 
 def _display() -> Callable[..., Any] | None:
-    """Return the function that displays an output in a notebook, or None outside of notebooks."""
+    """Return the function that displays an output in a notebook, or None outside notebooks."""
     display: Callable[..., Any] | None = getattr(sys.modules.get("IPython.display"), "display", None)
     return display
 

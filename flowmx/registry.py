@@ -32,7 +32,7 @@ class Registry(Generic[T]):
         self.base = base
         self.nickname = nickname
         self.classes: dict[str, type[T]] = {}
-        self.coming: dict[str, str] = {}
+        self.lazy_modules: dict[str, str] = {}
         """Names that are registered later, and the modules that register them."""
         _registries.setdefault(base, self)
 
@@ -66,9 +66,9 @@ class Registry(Generic[T]):
 
         return register
 
-    def later(self, module: str, *names: str) -> None:
+    def register_lazily(self, module: str, *names: str) -> None:
         """Declare names that a module registers; the module is imported when one of them is looked up."""
-        self.coming.update((name.lower(), module) for name in names)
+        self.lazy_modules.update((name.lower(), module) for name in names)
 
     def find(self, name: str) -> type[T]:
         """Return the class of a name, case-insensitively.
@@ -76,11 +76,11 @@ class Registry(Generic[T]):
         Raises:
             ValueError: the name is unknown; the message has the nearest one.
         """
-        if name.lower() not in self.classes and name.lower() in self.coming:
-            importlib.import_module(self.coming[name.lower()])
+        if name.lower() not in self.classes and name.lower() in self.lazy_modules:
+            importlib.import_module(self.lazy_modules[name.lower()])
         cls = self.classes.get(name.lower())
         if cls is None:
-            names = sorted({*self.classes, *self.coming})
+            names = sorted({*self.classes, *self.lazy_modules})
             hint = did_you_mean(name, names) or f"; expected one of {', '.join(names)}"
             raise ArgumentError(
                 f"unknown {self.nickname} {name!r}{hint} (register custom ones with @mx.{self.nickname}.register)"
@@ -95,7 +95,7 @@ class Registry(Generic[T]):
 
         Raises:
             ValueError: the name is unknown, or there are arguments in addition to an instance or a JSON string.
-            TypeError: ``spec`` has another type.
+            TypeError: ``spec`` has a different type.
         """
         if spec is None:
             spec = kwargs.pop(self.nickname, None)

@@ -137,7 +137,7 @@ class CudaKernel:
             ctx: the GPU of the arrays.
             grid_dims: three ints, the numbers of blocks.
             block_dims: three ints, the numbers of threads per block.
-            shared_mem: bytes of dynamic shared memory per block.
+            shared_mem: the size of dynamic shared memory per block, in bytes.
 
         Raises:
             ArgumentError, ArgumentTypeError: the arguments do not match the signature.

@@ -206,7 +206,7 @@ def scan_json(data: Data, bounds: Bounds) -> None:
 
     Args:
         data: the text; the parser reports invalid JSON.
-        bounds: the bounds. Brackets and commas inside of strings count as elements too.
+        bounds: the bounds. Brackets and commas inside strings count as elements too.
 
     Raises:
         Excess: the text exceeds a bound.

@@ -144,7 +144,7 @@ class Setting(NamedTuple):
         """Validate a value, and return it with aliases resolved.
 
         Raises:
-            SettingError: the value has another type, is out of range, or is not one of the choices.
+            SettingError: the value has a different type, is out of range, or is not one of the choices.
         """
         if value is None and self.default is None:
             return value
@@ -530,7 +530,7 @@ def override(**values: object) -> Iterator[Settings]:
         _current, _sources = entry.applied(entry.settings, entry.sources)
         yield _current
     finally:
-        # Contexts may exit in another order than they entered: later ones stay in effect.
+        # Contexts may exit in a different order than they entered: later ones stay in effect.
         later_entries = _overrides[_overrides.index(entry) + 1 :]
         _overrides.remove(entry)
         _current, _sources = entry.settings, entry.sources

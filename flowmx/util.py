@@ -55,7 +55,7 @@ def get_gpu_count() -> int:
 
 
 def get_gpu_memory(gpu_dev_id: int) -> tuple[int, int]:
-    """Return the free and the total bytes of a GPU's memory.
+    """Return the free and the total memory of a GPU in bytes.
 
     Raises:
         DeviceError: the GPU does not exist.

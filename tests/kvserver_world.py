@@ -299,9 +299,9 @@ class World:
             if isinstance(effect, p.Send):
                 self.network.append(("message", name, effect.to, self.captured(effect.message)))
             elif isinstance(effect, p.Reply):
-                self.reply(effect.request, effect.answer)
+                self.reply(effect.request, effect.response)
             elif isinstance(effect, p.Replies):
-                for request, answer in effect.answers:
+                for request, answer in effect.responses:
                     self.reply(request, answer)
             elif isinstance(effect, p.Merges):
                 self.network.append(("merges", name, effect))
@@ -317,7 +317,7 @@ class World:
                 effect.value.busy = True
                 self.network.append(("update", name, effect))
 
-    def reply(self, request: Any, answer: p.Answer) -> None:
+    def reply(self, request: Any, answer: p.Response) -> None:
         if isinstance(answer, p.Content):
             answer = p.Content(answer.value.history, answer.round)
         self.network.append(("reply", request, answer))
@@ -385,7 +385,7 @@ class World:
             return worker.state, (request, worker.name, part, sequence, (worker.name, sequence), sequence - 1)
         return "pull", (request, worker.name, part, sequence, sequence)
 
-    def on_reply(self, request: Any, answer: p.Answer) -> None:
+    def on_reply(self, request: Any, answer: p.Response) -> None:
         worker, part, state, done, _ = request
         if not worker.alive:
             return

@@ -103,7 +103,7 @@ def loops(size: int, count: int) -> list[Callable[[], Any]]:
     """Return flowmx's loops that add the inputs, with ordinary and with streaming stores."""
     from flowmx.ops.formulas.expressions import placeholder
     from flowmx.ops.kernels.llvm.assembly import FLOAT
-    from flowmx.ops.kernels.llvm.walks import Walk, axes_of
+    from flowmx.ops.kernels.llvm.strided_loops import StridedLoop, axes_of
 
     def aligned(seed: int) -> Any:
         memory = np.zeros(size + 16, np.float32)
@@ -117,9 +117,9 @@ def loops(size: int, count: int) -> list[Callable[[], Any]]:
         total = total + placeholder(position)
     axes = axes_of(arrays)
     assert axes is not None
-    walks = [Walk([total], FLOAT, axes.still, 1, is_streaming) for is_streaming in (False, True)]
-    words = walks[0].words(axes, [], CORES)
-    return [lambda walk=walk: walk.run(words, arrays, CORES) for walk in walks]  # type: ignore[misc]
+    loops = [StridedLoop([total], FLOAT, axes.is_constant, 1, is_streaming) for is_streaming in (False, True)]
+    words = loops[0].words(axes, [], CORES)
+    return [lambda loop=loop: loop.run(words, arrays, CORES) for loop in loops]  # type: ignore[misc]
 
 
 def mxnet_like(mx: Any, size: int) -> dict[str, float]:

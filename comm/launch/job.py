@@ -337,8 +337,8 @@ class Launcher:
     async def _call_scheduler(self, operation: str, header: dict[str, Any], seconds: float) -> bool:
         try:
             assert self._connection is not None
-            answer = await self._connection.call(operation, header, timeout=seconds)
-            self._view = View.from_wire(answer.header["view"])
+            response = await self._connection.call(operation, header, timeout=seconds)
+            self._view = View.from_wire(response.header["view"])
         except (CommError, TimeoutError, ValueError, KeyError):
             return False
         return True

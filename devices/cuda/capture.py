@@ -46,7 +46,7 @@ class CaptureMemory:
     def take(self, nbytes: int) -> Any:
         """Return a lease on a block that was freed in this capture, or on a new one."""
         self._collect()
-        # The host waits for earlier uses of a block: a capture must not wait for work outside of it.
+        # The host waits for earlier uses of a block: a capture must not wait for work outside it.
         free = self._free.get(self._device.pool.rounded(nbytes))
         block = free.pop() if free else self._device.pool.acquire(nbytes, None)
         self._blocks[id(block)] = block

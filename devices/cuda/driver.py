@@ -22,7 +22,7 @@ class GPU(NamedTuple):
     Attributes:
         number: its number in ``mx.gpu(number)``.
         name: its model.
-        nbytes: the bytes of its memory.
+        nbytes: the size of its memory in bytes.
         pci: its PCI address.
     """
 
@@ -36,7 +36,7 @@ class GPU(NamedTuple):
 
 
 def prefer_pci_order() -> None:
-    """Number GPUs by their PCI addresses unless the user has set another order; call it before CUDA starts."""
+    """Number GPUs by their PCI addresses unless the user has set a different order; call it before CUDA starts."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 

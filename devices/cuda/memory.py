@@ -2,8 +2,8 @@
 
 A :class:`Lease` is a kind of CuPy memory, so every view of an array keeps it alive; when no view is left, the block is
 free. CuPy allocates its temporary data with an allocator that is set once. On a stream of this package, it uses the
-device's pool, which counts the memory and protects it from other streams by tokens. Other allocations use CuPy's former
-allocator.
+device's pool, which counts the memory and protects it from other streams with tokens (see :mod:`devices.streams`).
+Other allocations use CuPy's former allocator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flowmx.devices.streams import current_stream
 
 
 class CaptureState(threading.local):
-    """The allocator of the calling thread's capture; None outside of captures."""
+    """The allocator of the calling thread's capture; None outside captures."""
 
     memory: Any = None
 

@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from flowmx.devices.streams import HOST, Launch, Stream, Token, thread_streams
-from flowmx.engine.failure import Inherited
+from flowmx.engine.failure import DependencyFailed
 from flowmx.engine.scheduler import Operation
 
 if TYPE_CHECKING:
@@ -97,14 +97,14 @@ class CudaStream(Stream):
 
     def run(self, launch: Launch) -> Any:
         if self.device.fatal_failure is not None:
-            raise Inherited(self.device.fatal_failure)
+            raise DependencyFailed(self.device.fatal_failure)
         try:
             return launch.call()
         except self.device.errors as error:
             lost = self.device.lose_if_fatal(error, self, launch.op)
             if lost is None:
                 raise
-            raise Inherited(lost) from error
+            raise DependencyFailed(lost) from error
 
     def can_wait_for(self, token: Token) -> bool:
         return isinstance(token.stream, CudaStream) or super().can_wait_for(token)

@@ -1,9 +1,10 @@
 """Simulated devices: ``mx.sim(0)``, ``mx.sim(1)``, ... behave like GPUs on a machine that has none.
 
-They have streams, tokens, memory pools of a given size with out-of-memory errors, separate copies, and virtual time
-from the costs of operators and the description of a device. NumPy does the arithmetic. Devices without numerics only
-count memory and time, for networks that are too large for this machine. By default the devices are H100s that execute
-work when it is launched; :func:`simulated` creates others for a ``with`` block.
+They have streams, tokens (see :mod:`devices.streams`), memory pools of a given size with out-of-memory errors, a
+separate memory to which arrays are copied, and virtual time, which follows from the costs of operators and the
+description of a device. NumPy does the arithmetic. Devices without numerics only count memory and time, for networks
+that are too large for this machine. By default the devices are H100s that execute work when it is launched;
+:func:`simulated` creates others for a ``with`` block.
 
 Example:
     >>> from flowmx.devices.sim import simulated
@@ -48,9 +49,9 @@ def simulated(
     Args:
         device: a preset (``h100``, ``a10``, ``gtx980``, ``gk104``) or a description.
         count: the number of devices.
-        streams: the number of compute streams of each (default: ``FLOWMX_GPU_WORKER_NTHREADS``).
-        memory: bytes of each; by default those of the description.
-        seed: defer work, and draw the order in which streams continue from this seed.
+        streams: the number of compute streams of each device (default: ``FLOWMX_GPU_WORKER_NTHREADS``).
+        memory: the memory of each device in bytes (default: from the description).
+        seed: if set, work is deferred, and the order in which streams proceed is drawn with this seed.
         races: whether to check for races.
         numerics: whether to compute. Without numerics, memory is counted but not used, operators are not called, and
             every value that is read is 0; allocations, launches and virtual times are the same.

@@ -23,8 +23,8 @@ class Description:
         name: its name.
         memory: bytes.
         flops: floating-point operations a second by dtype; other dtypes count as float32.
-        bandwidth: bytes a second of its memory.
-        host_bandwidth, host_latency: bytes a second, and seconds, of a copy from or to the host.
+        bandwidth: the bandwidth of its memory in bytes per second.
+        host_bandwidth, host_latency: of a copy from or to the host, in bytes per second and in seconds.
         peer_bandwidth, peer_latency: the same between two such devices.
         kernel_seconds: the shortest time of a kernel.
         launch_seconds: the host's time for a launch.

@@ -93,7 +93,7 @@ def _params_only_cast(entries: Sequence[Entry], params: Sequence[Node], dtype: D
 
 def _casts_to(node: Node, dtype: DType) -> bool:
     op = node.op
-    if isinstance(op, AmpMulticast):  # operators without inputs do not matter: nothing requires another dtype
+    if isinstance(op, AmpMulticast):  # operators without inputs do not matter: nothing requires a different dtype
         return all(entry.node.is_variable for entry in node.inputs)
     return isinstance(op, AmpCast) and op.dtype == dtype
 

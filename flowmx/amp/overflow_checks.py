@@ -178,7 +178,7 @@ class Guard:
 
     def _report(self, overflow: Overflow) -> None:
         finding = overflow.finding
-        if finding is None or (finding.is_backward and not self.scaler.is_least):
+        if finding is None or (finding.is_backward and not self.scaler.is_at_minimum):
             log.info("AMP: %s", overflow)
             return
         if (finding.operator, finding.layer) in self._warned:

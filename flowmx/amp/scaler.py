@@ -22,7 +22,7 @@ log = logging.getLogger("flowmx.amp")
 
 
 class LossScaler:
-    """The factor of losses.
+    """A dynamic loss scale: losses are multiplied by it, so that small gradients do not underflow in float16.
 
     Args:
         init_scale: the initial scale.
@@ -45,7 +45,7 @@ class LossScaler:
         self._unskipped = 0
 
     @property
-    def is_least(self) -> bool:
+    def is_at_minimum(self) -> bool:
         """Whether the scale is at its minimum."""
         return self.loss_scale <= self._min
 

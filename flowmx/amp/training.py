@@ -36,7 +36,7 @@ def init(
         fp32_ops: the operators that stay float32, in place of :func:`list_fp32_ops`.
 
     Raises:
-        ValueError: the dtype is unsupported, an operator is on two lists, or another dtype is active.
+        ValueError: the dtype is unsupported, an operator is on two lists, or a different dtype is active.
         AttributeError: an operator is unknown.
     """
     before = core.casting

@@ -45,8 +45,8 @@ class Compiled:
         entries: the symbol's outputs.
         variables: its inputs, in order.
         grad_variables: the differentiated inputs.
-        shapes: of every entry.
-        dtypes: likewise.
+        shapes: the shape of every entry.
+        dtypes: the dtype of every entry.
         device: the device.
         train: whether in training mode.
         pack: whether to keep packed copies of filters.

@@ -117,7 +117,7 @@ class _CurrentScope:
 
     @property
     def value(self) -> scope.Scope | None:
-        """The scope, or None outside of scopes."""
+        """The scope, or None outside scopes."""
         return scope._current.get().value
 
     @value.setter

@@ -35,7 +35,7 @@ def _init_data(data: object, allow_empty: bool, default_name: str) -> list[tuple
         default_name: name of a single array; arrays of a list get a number before it.
 
     Raises:
-        TypeError: ``data`` has another type, or contains an object that is not an array.
+        TypeError: ``data`` has a different type, or contains an object that is not an array.
         AssertionError: ``data`` is empty and ``allow_empty`` is False (MXNet's exception).
     """
     if isinstance(data, list) and not data and not allow_empty:

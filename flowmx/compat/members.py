@@ -173,7 +173,7 @@ def _exec_group(module: Module) -> DataParallelExecutorGroup | None:
 
 
 def _exec_bytes(module: Module) -> int:
-    """Return the bytes of memory for internal values; modules that share memory have equal numbers."""
+    """Return the size of the memory for internal values, in bytes; modules that share memory have equal numbers."""
     group = module._group
     return 0 if group is None else sum(arena.nbytes for arena in {executor.arena for executor in group.execs})
 

@@ -32,7 +32,7 @@ def read_idx(path: str | os.PathLike[str], axes: int) -> np.ndarray[Any, np.dtyp
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it has another format, or is damaged or truncated.
+        ValueError: it has a different format, or is damaged or truncated.
     """
     file_path = Path(path)
     compressed = file_path.with_name(file_path.name + ".gz")
@@ -72,7 +72,7 @@ def read_mnist(images: str | os.PathLike[str], labels: str | os.PathLike[str]) -
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: a file has another format, is damaged or truncated, or their lengths differ.
+        ValueError: a file has a different format, is damaged or truncated, or their lengths differ.
     """
     pixels, classes = read_idx(images, 3), read_idx(labels, 1)
     if len(pixels) != len(classes):

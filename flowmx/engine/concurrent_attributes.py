@@ -10,10 +10,10 @@ later, elsewhere. So classes learn all their names before the first object is cr
 from __future__ import annotations
 
 
-class KnownAttributes:
-    """A base class for classes that declare all their attributes in the class body, by an annotation or a default.
+class DeclaredAttributes:
+    """A base class of classes that declare, in the class body, every attribute that ``__init__`` does not always set.
 
-    Attributes that ``__init__`` sets on every object need not be declared.
+    A declaration is an annotation or a default.
     """
 
     __slots__ = ()

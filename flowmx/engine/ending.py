@@ -1,4 +1,6 @@
-"""Exit and fork: an exit finishes or abandons pending operations; both processes of a fork continue (Law 5).
+"""Exit and fork: an exit finishes or abandons pending operations; both processes of a fork continue.
+
+This is law 5 of the engine, see ``docs/architecture.md``.
 
 A fork cannot wait for all pending operations: many children only call ``exec``, and uvloop forks on its event loop. So
 it waits for running operations (only briefly on an event loop), and starts no others. When the child first uses the
@@ -19,8 +21,8 @@ from time import monotonic
 
 from flowmx import event_loops, program, tracebacks
 from flowmx.engine.bookkeeping import Books
-from flowmx.engine.hosting import Hosting
-from flowmx.engine.pushing import Pushing
+from flowmx.engine.hosting import Host
+from flowmx.engine.pushing import Pusher
 from flowmx.engine.running import Runner
 from flowmx.engine.scheduler import RUNNING, Operation
 from flowmx.errors import OperationCancelled
@@ -42,7 +44,7 @@ _EXEC_MODULES = frozenset({"subprocess", "pty"})
 
 
 class Gate:
-    """Keeps forks apart from work outside operations, whose locks would stay locked in the child.
+    """Delays forks while work outside operations is in progress, because its locks would stay locked in the child.
 
     Attributes:
         interrupted: whether the parent was doing such work at the fork, so that the child cannot do any.
@@ -79,10 +81,10 @@ class Gate:
         return Gate(self.interrupted or self._working > 0)
 
 
-class Ending:
+class Lifecycle:
     """Ends and forks an engine."""
 
-    def __init__(self, books: Books, runner: Runner, hosting: Hosting, pushing: Pushing) -> None:
+    def __init__(self, books: Books, runner: Runner, hosting: Host, pushing: Pusher) -> None:
         self.books = books
         self.runner = runner
         self.hosting = hosting
@@ -167,7 +169,7 @@ class Ending:
         return effects
 
     def _report_failures(self) -> None:
-        """Log the first error that no wait has raised in full, and make the program exit as for any other error."""
+        """Log, in full, the first error that no wait has raised, and make the program exit as for any other error."""
         unraised = [
             failure for failure in self.books.failures
             if not failure.raised and not isinstance(failure.exception, OperationCancelled)  # cancelled on purpose

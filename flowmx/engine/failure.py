@@ -83,7 +83,7 @@ class Failure:
             entry = entry.tb_next
 
 
-class Inherited(Exception):
+class DependencyFailed(Exception):
     """Raised inside an operation to pass on an earlier failure."""
 
     def __init__(self, failure: Failure) -> None:
@@ -92,8 +92,8 @@ class Inherited(Exception):
 
 
 def failure_of(error: BaseException, op: Operation) -> Failure:
-    """Return the :class:`Failure` for an exception of an operation; an inherited one keeps its first failure."""
-    return error.failure if isinstance(error, Inherited) else Failure(error, op)
+    """Return the :class:`Failure` for an exception of an operation; a :class:`DependencyFailed` has the first one."""
+    return error.failure if isinstance(error, DependencyFailed) else Failure(error, op)
 
 
 def notes_for(op: Operation) -> list[str]:

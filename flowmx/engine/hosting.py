@@ -28,7 +28,7 @@ class NoThread(EngineError):
     """No thread can be started: there are too many, or the interpreter is exiting (Python 3.12 and later)."""
 
 
-class Hosting:
+class Host:
     """Starts the coroutines of actors at their first operation, and stops them.
 
     Attributes:

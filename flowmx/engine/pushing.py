@@ -1,6 +1,7 @@
 """Pushing and cancelling operations.
 
-A push happens on the caller's thread, under one lock, and never waits for operations (Law 2).
+A push happens on the caller's thread, under one lock, and never waits for operations (law 2 of the engine, see
+``docs/architecture.md``).
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from flowmx.engine.actor import Actor
 from flowmx.engine.bookkeeping import Books, release
 from flowmx.engine.checking_mode import check_reads
 from flowmx.engine.failure import Failure
-from flowmx.engine.hosting import Hosting, NoThread
+from flowmx.engine.hosting import Host, NoThread
 from flowmx.engine.running import Runner, retry
 from flowmx.engine.scheduler import DONE, READY, RUNNING, Operation, Variable
-from flowmx.engine.waiting import Waiting
+from flowmx.engine.waiting import Waiter
 from flowmx.engine.workers import InlineActor, ThreadActor
 from flowmx.errors import OperationCancelled
 from flowmx.settings import Settings
@@ -30,7 +31,7 @@ _PASSIVE = frozenset({"deleted", "lines", "tokens"})
 """The purposes of watches that read only the variables of an operation."""
 
 
-class Pushing:
+class Pusher:
     """Pushes operations and assigns them to actors.
 
     Attributes:
@@ -38,10 +39,10 @@ class Pushing:
         watches: functions that see each operation before it is pushed, by purpose.
         bulk_scope: the context variable that holds the open bulk; None while no bulk scope is in use.
         open_bulks: bulk scopes with an operation that is not pushed yet; any wait flushes them all.
-        read_settings: applies the settings of the environment.
+        apply_environment: applies the settings of the environment.
     """
 
-    def __init__(self, books: Books, runner: Runner, waiting: Waiting, hosting: Hosting) -> None:
+    def __init__(self, books: Books, runner: Runner, waiting: Waiter, hosting: Host) -> None:
         self.books = books
         self.runner = runner
         self.waiting = waiting
@@ -59,7 +60,7 @@ class Pushing:
         # _is_special: whether pushes need more than the scheduler. The environment is read at the first push, not at
         # import, so that a bad setting cannot break the import.
         self._is_special = self._is_configured = False
-        self.read_settings: Callable[[], None] = _nothing
+        self.apply_environment: Callable[[], None] = _nothing
         self.configure(Settings())
         self._is_configured, self._is_special = False, True
         waiting.flush = self.flush_bulks
@@ -114,7 +115,7 @@ class Pushing:
             if self._is_special and self._enqueue_specially(op):
                 return
             if op.actor.engine is None:
-                self._adopt(op)
+                self._start_actor(op)
                 if op.actor is self._inline:
                     self._push_inline(op)
                     return
@@ -186,8 +187,7 @@ class Pushing:
     def _push_and_run(self, op: Operation) -> None:
         """Push a short operation, and run it on this thread if its actor is idle.
 
-        Waking a worker would make two threads alternate for the interpreter, although this thread has little to do
-        before it waits.
+        Waking a worker would make two threads compete for the GIL, although this thread will soon wait anyway.
         """
         books, actor = self.books, op.actor
         try:
@@ -213,13 +213,13 @@ class Pushing:
     def _enqueue_specially(self, op: Operation) -> bool:
         """Apply other engine kinds, the checking mode and bulks; return whether the push is then complete."""
         if not self._is_configured:
-            self.read_settings()
+            self.apply_environment()
         if self._route is not None and op.actor.accepts_help:
             op.actor = self._route
         if self._checking:
             op.wrap(check_reads)
         if op.actor.engine is None:
-            self._adopt(op)
+            self._start_actor(op)
         if self._route is self._inline:
             self._push_inline(op)
             return True
@@ -235,8 +235,8 @@ class Pushing:
             self._update_special()
         return False
 
-    def _adopt(self, op: Operation) -> None:
-        """Start an operation's actor at its first use; if threads cannot start, run operations at their push."""
+    def _start_actor(self, op: Operation) -> None:
+        """Start the actor of an operation; if no thread can be started, run operations when they are pushed."""
         try:
             self.hosting.adopt(op.actor)
         except NoThread as error:

@@ -228,7 +228,7 @@ class Runner:
         self.end(op, failure)
 
     def end(self, op: Operation, failure: Failure | None) -> None:
-        """Complete an operation that ended outside of its actor's threads. Any thread may call this."""
+        """Complete an operation that ended outside its actor's threads. Any thread may call this."""
         waiters: list[Callable[[], None]] = []
         with self.books.lock:
             self.books.recover()

@@ -22,12 +22,12 @@ from typing import Any
 
 from flowmx import process_hooks, program, settings
 from flowmx.engine.bookkeeping import Books
-from flowmx.engine.ending import Ending
+from flowmx.engine.ending import Lifecycle
 from flowmx.engine.failure import Failure
-from flowmx.engine.hosting import Hosting
-from flowmx.engine.pushing import Pushing
+from flowmx.engine.hosting import Host
+from flowmx.engine.pushing import Pusher
 from flowmx.engine.running import Runner
-from flowmx.engine.waiting import Waiting
+from flowmx.engine.waiting import Waiter
 
 __all__ = ["Engine", "engine"]
 
@@ -37,20 +37,20 @@ class Engine:
 
     Attributes:
         config: the current settings.
-        followers: called with the settings whenever they change.
+        settings_listeners: called with the settings whenever they change.
     """
 
     def __init__(self) -> None:
         self.books = books = Books()
         self.runner = runner = Runner(books)
-        self.waiting = waiting = Waiting(books, runner)
-        self.hosting = hosting = Hosting(books, runner, self)
-        self.pushing = pushing = Pushing(books, runner, waiting, hosting)
-        self.ending = ending = Ending(books, runner, hosting, pushing)
+        self.waiting = waiting = Waiter(books, runner)
+        self.hosting = hosting = Host(books, runner, self)
+        self.pushing = pushing = Pusher(books, runner, waiting, hosting)
+        self.ending = ending = Lifecycle(books, runner, hosting, pushing)
         self.config = settings.Settings()
-        self.followers: list[Callable[[settings.Settings], None]] = []
+        self.settings_listeners: list[Callable[[settings.Settings], None]] = []
         waiting.loop_thread, waiting.is_actor_thread = lambda: hosting.loop_thread, hosting.is_actor_thread
-        pushing.read_settings = lambda: self.configure(settings.get())
+        pushing.apply_environment = lambda: self.configure(settings.get())
         # Bound here, so that callers need no extra call.
         self.lock = books.lock
         self.scheduler = books.scheduler
@@ -131,7 +131,7 @@ class Engine:
         self.config = config
         for part in (self.waiting, self.hosting, self.pushing, self.ending):
             part.configure(config)
-        for follow in self.followers:
+        for follow in self.settings_listeners:
             follow(config)
 
     def stats(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from contextvars import Context
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flowmx.engine.concurrent_attributes import KnownAttributes
+from flowmx.engine.concurrent_attributes import DeclaredAttributes
 
 if TYPE_CHECKING:
     from flowmx.engine.failure import Failure
@@ -87,7 +87,7 @@ class State(IntEnum):
 WAITING, READY, RUNNING, DONE = (int(state) for state in State)
 
 
-class Variable(KnownAttributes):
+class Variable(DeclaredAttributes):
     """A tag for content that operations read and write: an array's storage, a generator's state, a file.
 
     Args:
@@ -138,7 +138,7 @@ Layer = Callable[["Operation", Callable[[], Any]], Any]
 For a coroutine operation both return an awaitable."""
 
 
-class Operation(KnownAttributes):
+class Operation(DeclaredAttributes):
     """A piece of work with the variables it reads and writes, the actor that runs it, and its origin.
 
     ``function(*arguments)`` is called when every dependency is complete; a coroutine function is awaited on the

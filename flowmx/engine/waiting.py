@@ -71,7 +71,7 @@ class Wait(NamedTuple):
     task: asyncio.Task[Any] | None = None
 
 
-class Waiting:
+class Waiter:
     """Implements waits for operations, for the content of variables, and for room.
 
     Attributes:

@@ -12,7 +12,7 @@ from flowmx.graph.node import Entry, topological
 
 
 def describe_graph(entries: Sequence[Entry]) -> str:
-    """Return every node with its inputs and, if declared shapes determine it, its memory."""
+    """Describe every node with its inputs, and the total memory of the values whose shapes are known."""
     nodes = topological(entries)
     lines = ["Symbol Outputs:"]
     lines += [f"\toutput[{i}]={e.node.name}({e.index})" for i, e in enumerate(entries)]

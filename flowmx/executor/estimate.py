@@ -47,10 +47,10 @@ def memory_estimate(
     options = replace(options_of(context.kernels), budget=budget, joint=True)
     if not (grad_nodes or groups):
         bound = {*graph.outputs, *[Entry(node, 0) for node in (*arguments, *auxiliary)]}
-        coming = sum(math.prod(all_shapes[entry]) * all_dtypes[entry].itemsize for entry in bound)
+        expected_bytes = sum(math.prod(all_shapes[entry]) * all_dtypes[entry].itemsize for entry in bound)
         with contextlib.suppress(DeviceError):  # the device need not exist to plan for it
             device = devices.get(context)
-            options = with_memory_limit(options, device, coming + expected(device))
+            options = with_memory_limit(options, device, expected_bytes + expected(device))
     plan = compile_graph(graph, direct, options=options)
     position = {node: index for index, node in enumerate(arguments)}
 

@@ -142,7 +142,7 @@ class Executor:
         if self._grad_nodes:  # training has an arena anyway
             options = replace(options, slice=max(0, options.slice))
         elif not self._groups:
-            options = with_memory_limit(options, self._device, self._coming(), self.arena.held(self._device))
+            options = with_memory_limit(options, self._device, self._expected_bytes(), self.arena.held(self._device))
         direct_grads = [
             node for node in grad_nodes
             if self._requests[node.name] == "write" and gradients[node].element_type == self._dtypes[Entry(node, 0)]
@@ -169,8 +169,8 @@ class Executor:
             plan, train, {**group_devices, context: self._device}, self.arena, arrays, self.outputs, gradients, requests
         )  # fmt: skip
 
-    def _coming(self) -> int:
-        """Return the bytes of unallocated bound arrays, and of other executors' arenas before their first run."""
+    def _expected_bytes(self) -> int:
+        """Return the size in bytes of unallocated bound arrays and of other executors' arenas before they run first."""
         storages = {array.storage for array in (*self._arrays.values(), *self.outputs)}
         arrays = sum(
             math.prod(storage.shape) * storage.dtype.itemsize
@@ -478,7 +478,7 @@ class Executor:
 
 
 def _resized(array: NDArray, shape: Shape) -> NDArray:
-    """Return an array of another shape that shares the first elements, or a new array if it would grow."""
+    """Return an array of a different shape that shares the first elements, or a new array if it would grow."""
     if shape == array.shape:
         return array
     if array.stype != "default":

@@ -133,12 +133,12 @@ class Mode:
                 self._cut_row(cut, stage[0], is_backward)
             else:
                 self._cut_stage(cut, stage)
-        for ending, step in zip(runner.results.endings[is_backward], runner.endings[is_backward], strict=True):
-            segment = cut.at(runner.device(ending.node))
+        for copy_out, step in zip(runner.results.copy_outs[is_backward], runner.copy_outs[is_backward], strict=True):
+            segment = cut.at(runner.device(copy_out.node))
             segment.part.steps.append(step)
-            if ending.source is not None:
-                self._declare_read(segment, ending.source)
-            segment.declare_write(ending.target, self._bound[ending.target], ending.adds)
+            if copy_out.source is not None:
+                self._declare_read(segment, copy_out.source)
+            segment.declare_write(copy_out.target, self._bound[copy_out.target], copy_out.adds)
 
     def _cut_row(self, cut: Cut, steps: Sequence[Step], is_backward: bool) -> None:
         """Cut consecutive steps after many gradients are complete, or before the first reads of many parameters."""

@@ -109,7 +109,7 @@ class Block:
         """Register children and parameters.
 
         Raises:
-            TypeError: a child or parameter would be replaced by a value of another type.
+            TypeError: a child or parameter would be replaced by a value of a different type.
             ValueError: a parameter would be replaced.
         """
         existing = getattr(self, name, None)

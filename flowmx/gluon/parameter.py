@@ -318,8 +318,8 @@ class Parameter:
             )
         raise NoParameterValue(
             f"parameter {self.name!r} is not initialized: call initialize() on the block, or on the result of its "
-            "collect_params() (its params has no parameters of children, and none that were not created by "
-            "params.get())"
+            "collect_params() (block.params contains neither the children's parameters nor parameters that were "
+            "created directly as Parameter(...))"
         )
 
     def _expect_gradient(self) -> None:
@@ -486,7 +486,7 @@ class Parameter:
         """Set the value on all devices.
 
         Raises:
-            ShapeError: the value has another shape.
+            ShapeError: the value has a different shape.
             RuntimeError: the parameter is not initialized, or is row_sparse and already stored on servers.
         """
         if self._arrays is None and self._deferred is None:

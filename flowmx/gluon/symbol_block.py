@@ -59,7 +59,7 @@ class SymbolBlock(HybridBlock):
                     f"SymbolBlock: the parameter {node.name!r} is row_sparse, but SymbolBlock needs dense ones: "
                     "use a Module, or a block with row_sparse_data()"
                 )
-        # Infer the dtypes that a file does not declare. It declares other dtypes than float32 for parameters only.
+        # Infer the dtypes that a file does not declare. It declares dtypes other than float32 for parameters only.
         declared = {variable.name: variable.attr("__dtype__") for variable in variables}
         used = set(symbol.list_inputs())
         dtypes_of = {name: int(number) for name, number in declared.items() if number is not None and name in used}

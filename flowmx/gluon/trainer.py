@@ -613,7 +613,7 @@ class Trainer:
             fname: the file.
 
         Raises:
-            ValueError: the file's name has the suffix of another format.
+            ValueError: the file's name has the suffix of a different format.
         """
         check_states_suffix(fname)
         self._prepare()
@@ -656,7 +656,7 @@ class Trainer:
         """Restore the states that :meth:`save_states` saved.
 
         Raises:
-            StatesFormatError: the file has another format, or is damaged.
+            StatesFormatError: the file has a different format, or is damaged.
             OSError: the file cannot be read.
         """
         self._prepare()

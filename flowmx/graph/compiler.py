@@ -160,13 +160,13 @@ def options_of(device_type: str) -> Options:
     )
 
 
-def with_memory_limit(options: Options, device: Device, coming: int = 0, held: int = 0) -> Options:
+def with_memory_limit(options: Options, device: Device, expected: int = 0, held: int = 0) -> Options:
     """Return options for a prediction, limited by the free memory of the device.
 
     Args:
         options: the compiler options.
         device: the device that it will run on.
-        coming: bytes of arrays that will be allocated there first.
+        expected: the size of the arrays that will be allocated there first, in bytes.
         held: bytes there that it may reuse, or that are released before it allocates more.
     """
     if not device.is_asynchronous:
@@ -175,7 +175,7 @@ def with_memory_limit(options: Options, device: Device, coming: int = 0, held: i
     if free < total // 2:
         gc.collect()  # unreachable executors may still hold memory
         free, _ = device.memory_info()
-    free = max(0, free + held - coming)
+    free = max(0, free + held - expected)
     return replace(options, room=max(held, int((1 - device_memory.SPARE) * free)), staged=device.replays)
 
 

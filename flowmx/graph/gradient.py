@@ -194,7 +194,7 @@ class Value:
         return self.builder.op("negative", self)
 
     def reshape(self, shape: Shape) -> Any:
-        """Return the value with another shape."""
+        """Return the value with a different shape."""
         return self.builder.op("Reshape", self, shape=shape)
 
     __hash__ = object.__hash__
@@ -258,7 +258,7 @@ def gradient(
         head_gradients: the gradient of each head (None: ones, which losses ignore).
         variables: the variables.
         shapes: the shapes of all entries of the graph; those of new entries are added.
-        dtypes: their dtypes, likewise.
+        dtypes: the dtypes of all entries of the graph; those of new entries are added.
         build: creates the nodes (default: a new builder).
 
     Returns:

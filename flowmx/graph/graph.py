@@ -125,7 +125,7 @@ class Options:
         pack: cache filters in the kernels' layout, which takes memory and saves time.
         merge: compute common subexpressions once.
         mirror: recompute cheap values for the backward pass instead of keeping them.
-        budget: the maximum bytes of internal values; values are recomputed until they fit (None: no limit).
+        budget: the maximum size of internal values in bytes; values are recomputed until they fit (None: no limit).
         joint: both passes run as one operation, so no values are kept for a separate backward pass.
         slice: the number of samples in a slice of a prediction; -1: chosen by cost; 0: no slices.
         room: the bytes for internal values of a prediction on a device with separate memory (None: processor memory,

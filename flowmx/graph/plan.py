@@ -40,9 +40,9 @@ class Plan:
         root: the viewed entry of each view.
         place: the number of the arena place of each internal entry; values computed in place share one.
         workspace: the number of the place that a step's kernel uses as its workspace.
-        lives: the bytes of each place, and the first and last step that use it.
+        lives: the size of each place in bytes, and the first and last step that use it.
         arena: the offset of each place in the arena of its device, and the bytes of all arenas.
-        arenas: the bytes of the arena of each device (None: the only one).
+        arenas: the size of the arena of each device in bytes (None: the only device).
         channels_last: the entries with channels-last layout.
         stages: the forward and the backward pass as stages of branches (see ``branches.py``), which several workers may
             run concurrently; empty with one worker.
@@ -83,11 +83,11 @@ class Plan:
         return [node for node in (*self.forward, *self.backward) if Entry(node, 0) not in self.root]
 
     def nbytes(self, entry: Entry) -> int:
-        """Return the bytes of one entry."""
+        """Return the size of one entry in bytes."""
         return math.prod(self.graph.shapes[entry]) * self.graph.dtypes[entry].itemsize
 
     def internal_bytes(self) -> int:
-        """Return the bytes of the arenas and of the separate entries."""
+        """Return the total size of the arenas and of the separate entries, in bytes."""
         return self.arena.size + sum(self.nbytes(entry) for entry in self.separate)
 
     def picture(self, path: str | Path | None = None) -> str:

@@ -120,7 +120,7 @@ class Program:
         self._is_backward = bool(targets)
         has_result = [node in results.gradients for node in targets] if targets else [True] * len(results.outputs)
         self._positions = [position for position, present in enumerate(has_result) if present]
-        """Positions of the results that an ending writes, in the order of the endings."""
+        """Positions of the results that a copy-out writes, in the order of the copy-outs."""
         self._pool = Pool(results, device, train, "a subgraph", None, self._inputs)
 
     @property
@@ -139,6 +139,6 @@ class Program:
         runner = self._pool.take()
         runner.bind(self._inputs, inputs)
         run_steps(run, [*runner.once, *runner.forward, *runner.backward], "a subgraph")
-        for step, position in zip(runner.endings[self._is_backward], self._positions, strict=True):
+        for step, position in zip(runner.copy_outs[self._is_backward], self._positions, strict=True):
             step.forward(run, step.inputs, [results[position]])
         self._pool.give(runner)

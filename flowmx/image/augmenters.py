@@ -183,7 +183,7 @@ class HorizontalFlipAug(Augmenter):
 
 
 class CastAug(Augmenter):
-    """Convert to another dtype."""
+    """Convert to a different dtype."""
 
     def __init__(self, typ: str = "float32") -> None:
         super().__init__(type=typ)

@@ -35,7 +35,7 @@ class MNISTIter(MemoryIter):
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: a file has another format, or there are fewer samples than a batch.
+        ValueError: a file has a different format, or there are fewer samples than a batch.
     """
 
     def __init__(

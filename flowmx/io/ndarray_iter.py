@@ -231,7 +231,7 @@ def named_arrays(argument: str, source: object, default_name: str) -> list[tuple
     """Make pairs of name and array, ordered by name, from an array, a list of arrays, or a dict.
 
     Raises:
-        TypeError: the source has another type, or an element is not an array.
+        TypeError: the source has a different type, or an element is not an array.
     """
     if source is None:
         return []

@@ -149,7 +149,7 @@ class LibSVMIter(MemoryIter):
 
     Raises:
         FileNotFoundError: the file is missing.
-        ValueError: a line has another format, or an index is outside the shape (the message has file and line).
+        ValueError: a line has a different format, or an index is outside the shape (the message has file and line).
     """
 
     def __init__(

@@ -220,26 +220,26 @@ class _DaemonCalls:
     """
 
     def __init__(self) -> None:
-        self._answers: weakref.WeakSet[asyncio.Future[Any]] = weakref.WeakSet()
+        self._futures: weakref.WeakSet[asyncio.Future[Any]] = weakref.WeakSet()
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._is_closed = False
 
     async def call(self, function: Callable[..., object], *args: object) -> Any:
         """Return the result of a function, or raise its error; return `_NOTHING` once the program exits."""
-        answer = asyncio.get_running_loop().create_future()
-        self._answers.add(answer)
-        if self._is_closed:  # checked after end() can see the answer
+        future = asyncio.get_running_loop().create_future()
+        self._futures.add(future)
+        if self._is_closed:  # checked after end() can see the response
             return _NOTHING
-        thread = threading.Thread(target=_call_into, args=(answer, function, args), name="flowmx-prefetch", daemon=True)
+        thread = threading.Thread(target=_call_into, args=(future, function, args), name="flowmx-prefetch", daemon=True)
         thread.start()
         self._threads.add(thread)
-        return await answer
+        return await future
 
     def end(self) -> None:
         """Cancel all waits for calls, and wait briefly for running calls."""
         self._is_closed = True
-        for answer in list(self._answers):
-            _set_answer(answer, _NOTHING, None)
+        for future in list(self._futures):
+            _set_result(future, _NOTHING, None)
         end = time.monotonic() + _EXIT_TIMEOUT
         for thread in list(self._threads):
             thread.join(max(0.0, end - time.monotonic()))
@@ -251,28 +251,28 @@ _calls = _DaemonCalls()
 process_hooks.at_exit(_calls.end)  # before the engine's exit handler, which would wait for these operations
 
 
-def _call_into(answer: asyncio.Future[Any], function: Callable[..., object], args: tuple[object, ...]) -> None:
+def _call_into(future: asyncio.Future[Any], function: Callable[..., object], args: tuple[object, ...]) -> None:
     try:
         result = function(*args)
     except BaseException as error:
-        _set_answer(answer, None, error)
+        _set_result(future, None, error)
     else:
-        _set_answer(answer, result, None)
+        _set_result(future, result, None)
 
 
-def _set_answer(answer: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
+def _set_result(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
     """Complete a future from another thread, unless it is done or its loop is closed."""
 
     def complete() -> None:
-        if answer.done():
+        if future.done():
             return
         if error is None:
-            answer.set_result(result)
+            future.set_result(result)
         else:
-            answer.set_exception(error)
+            future.set_exception(error)
 
     with contextlib.suppress(RuntimeError):
-        answer.get_loop().call_soon_threadsafe(complete)
+        future.get_loop().call_soon_threadsafe(complete)
 
 
 def _in_thread(function: Callable[..., object], *args: object) -> Any:

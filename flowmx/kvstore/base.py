@@ -99,7 +99,7 @@ class KVStoreBase:
 
     @property
     def _is_synchronous(self) -> bool:
-        """True if a pull returns the sum over all workers' pushes; False where each worker proceeds by itself."""
+        """True if a pull returns the sum over all workers' pushes; False if each worker proceeds by itself."""
         return True
 
     def _share(self, key: Any, arrays: list[NDArray]) -> None:
@@ -171,7 +171,7 @@ KVStoreBase.kv_registry = registry.classes
 
 SYNC = ("dist", "dist_sync", "dist_device_sync", "dist_sync_device")
 ASYNC = ("dist_async", "dist_device_async", "dist_async_device")
-registry.later("flowmx.kvstore.worker.store", *SYNC, *ASYNC)  # imported lazily: it loads the networking code
+registry.register_lazily("flowmx.kvstore.worker.store", *SYNC, *ASYNC)  # imported lazily: it loads the networking code
 
 register = KVStoreBase.register
 
@@ -254,7 +254,7 @@ def create(name: str = "local", **options: Any) -> Any:
     if not isinstance(name, str):
         raise TypeError(f"create: name is {name!r}, expected the name of a kvstore, such as 'local'")
     name = name.lower()
-    if name not in registry.classes and name not in registry.coming:
+    if name not in registry.classes and name not in registry.lazy_modules:
         _refuse(name)
     return registry.find(name).open(name, **options)
 

@@ -1,6 +1,6 @@
 """Sums over devices, as operations of the engine.
 
-Arrays are added in the order of the devices, element by element, wherever a sum runs: results have the same bits as
+Arrays are added in the order of the devices, element by element, wherever a sum runs: results are bit-identical to
 ``((a + b) + c) + ...`` on one device.
 
 A big array is cut into pieces that several actors add up concurrently (the devices themselves, or dedicated threads

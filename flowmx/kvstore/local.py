@@ -320,7 +320,7 @@ class KVStore(KVStoreBase):
 
         Raises:
             KVStoreError: the store has no optimizer.
-            StatesFormatError: the file has another format, or is damaged.
+            StatesFormatError: the file has a different format, or is damaged.
             OSError: the file cannot be read.
         """
         self._require_updater("load_optimizer_states").set_states(read_whole(fname))

@@ -116,7 +116,7 @@ class Layout:
 
         Args:
             shapes: the shape of each key.
-            itemsize: bytes of an element.
+            itemsize: the size of an element in bytes.
             whole: do not split any key, however big.
 
         Raises:

@@ -23,7 +23,7 @@ def merge_trees(trees: Sequence[object], merge: Callable[[list[Any]], Any]) -> A
 
 
 def join(arrays: Sequence[object], sizes: Sequence[int]) -> np.ndarray[Any, Any] | None:
-    """Concatenate the flattened arrays of the parts; return None where their sizes differ from `sizes`."""
+    """Concatenate the flattened arrays of the parts; return None if their sizes differ from `sizes`."""
     flat = [np.asarray(array).reshape(-1) for array in arrays]
     return np.concatenate(flat) if [array.size for array in flat] == list(sizes) else None
 

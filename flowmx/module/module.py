@@ -148,7 +148,7 @@ class Module(BaseModule):
         """Load the optimizer's states that :meth:`save_optimizer_states` saved, here or in MXNet.
 
         Raises:
-            StatesFormatError: the file has another format, or is damaged.
+            StatesFormatError: the file has a different format, or is damaged.
             OSError: the file cannot be read.
         """
         self._require_updater("load_optimizer_states").load_states(fname)
@@ -417,7 +417,7 @@ class Module(BaseModule):
         updater.pull_rows(group, rows)
 
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
-        """Enqueue the forward pass of a batch, which may have other shapes than the last one.
+        """Enqueue the forward pass of a batch, whose shapes may differ from those of the last batch.
 
         Args:
             data_batch: anything with ``data`` and ``label``, lists of arrays.
@@ -488,7 +488,7 @@ class Module(BaseModule):
         return {name: group.on_devices(name) for name in [*self._param_names, *self._aux_names]}
 
     def _planned_bytes(self) -> int:
-        """Return the bytes of activations that the bound executors planned."""
+        """Return the size of the activations that the bound executors planned, in bytes."""
         return sum(executor.internal_bytes() for executor in self._executors("update").execs)
 
     def get_outputs(self, merge_multi_context: bool = True) -> Any:

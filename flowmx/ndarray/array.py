@@ -360,7 +360,7 @@ class NDArray(Methods, Arithmetic):
         return self.slice_assign(cast("NDArray", value), begin, end, step)
 
     def reshape(self, *shape: Any, reverse: bool = False, **kwargs: Any) -> NDArray:
-        """Return the content in another shape, sharing memory if possible.
+        """Return the content in a different shape, sharing memory if possible.
 
         MXNet's special codes: 0 keeps the input's axis, -1 infers one axis, -2 copies all remaining axes, -3
         merges two axes, -4 splits one axis into the two lengths that follow. ``reverse`` matches from the right.

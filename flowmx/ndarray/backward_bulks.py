@@ -42,7 +42,7 @@ class Value:
     Attributes:
         array: the content, once computed.
         owned: whether nothing else refers to the memory.
-        handle: the array that replaces the value outside of the bulk, if any.
+        handle: the array that replaces the value outside the bulk, if any.
         failure: the failure of its computation, or None.
     """
 
@@ -143,7 +143,7 @@ class Bulk:
         self._weight += rule.weight
 
     def show(self, value: Value) -> BaseArray:
-        """Return an array that replaces the value outside of the bulk."""
+        """Return an array that replaces the value outside the bulk."""
         if value.handle is None:
             value.handle = allocate(self.device, value.dims, value.element_type)
             storage = value.handle.storage

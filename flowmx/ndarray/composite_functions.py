@@ -54,7 +54,7 @@ def moveaxis(tensor: NDArray, source: int | Sequence[int], destination: int | Se
         if any(not -ndim <= axis < ndim for axis in axes) or len({axis % ndim for axis in axes}) < len(axes):
             raise ShapeError(f"moveaxis: {name} is {axes}, expected different axes from {-ndim} to {ndim - 1}")
     if len(origins) != len(targets):
-        raise ShapeError(f"moveaxis: source is {origins} and destination {targets}, expected as many of each")
+        raise ShapeError(f"moveaxis: source is {origins} and destination {targets}, expected the same number of axes")
     source_axes = [axis % ndim for axis in origins]
     order = [axis for axis in range(ndim) if axis not in source_axes]
     for target, origin in sorted((target % ndim, origin) for target, origin in zip(targets, source_axes, strict=True)):
@@ -85,7 +85,7 @@ def histogram(a: NDArray, bins: int | NDArray = 10, range: tuple[float, float] |
         return cast("list[NDArray]", functions.op("_histogram", a, bins))
     if range is None:
         if not a.size:
-            raise ValueError(f"histogram: a has shape {a.shape}, expected elements, or range to be given")
+            raise ValueError(f"histogram: a has shape {a.shape}, expected a non-empty array; or pass range=")
         low, high = (float(functions.op(name, a).asscalar()) for name in ("min", "max"))
         range = (low, high) if low < high else (low - 0.5, high + 0.5)
     return cast("list[NDArray]", functions.op("_histogram", a, bin_cnt=bins, range=range))

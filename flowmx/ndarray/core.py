@@ -22,7 +22,7 @@ from flowmx import devices
 from flowmx.devices import Context, Device
 from flowmx.devices.launch_traits import LaunchTraits, set_launch_traits
 from flowmx.engine import Actor, Origin, capture
-from flowmx.engine.concurrent_attributes import KnownAttributes
+from flowmx.engine.concurrent_attributes import DeclaredAttributes
 from flowmx.engine.origin import is_called_by_user, warn_user
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import DONE, Operation, Variable
@@ -86,7 +86,7 @@ class Storage(Variable):
         return None if array is None else zlib.crc32(np.ascontiguousarray(self.device.to_host(array)).tobytes())
 
 
-class BaseArray(KnownAttributes):
+class BaseArray(DeclaredAttributes):
     """A handle on a storage; see :class:`flowmx.ndarray.NDArray`."""
 
     storage: Storage

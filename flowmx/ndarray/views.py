@@ -5,7 +5,7 @@ A handle with unshared memory stores the tape entry of its content (``history``)
 demand. A write through a handle while recording is also a node: its inputs are the old content and the part, and its
 output is the new content, which all handles of the history then read.
 
-``detach()``, ``attach_grad()``, and views of recorded arrays created outside of ``record()`` start a separate,
+``detach()``, ``attach_grad()``, and views of recorded arrays created outside ``record()`` start a separate,
 empty history on the same memory. If recorded values are written through one history, reading them through another would
 lose a gradient, so such reads raise AutogradError.
 """

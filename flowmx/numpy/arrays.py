@@ -364,7 +364,7 @@ class ndarray(Methods, NDArray):  # type: ignore[misc]  # noqa: N801  # NumPy's 
     def astype(  # type: ignore[override]
         self, dtype: Any, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True
     ) -> ndarray:
-        """Cast the elements to another dtype."""
+        """Cast the elements to a different dtype."""
         target = parse_dtype(dtype) or default_float()
         if casting != "unsafe" and not np.can_cast(self.element_type, target, cast("Any", casting)):
             raise TypeError(f"astype: cannot cast {self.element_type} to {target} with casting={casting!r}")
@@ -437,7 +437,7 @@ class ndarray(Methods, NDArray):  # type: ignore[misc]  # noqa: N801  # NumPy's 
         indexing.put(array, _indices(array, parts), value)
 
     def reshape(self, *shape: Any, order: str = "C", **kwargs: Any) -> ndarray:
-        """Return an array of the same content with another shape, sharing memory if possible; -1 infers one length."""
+        """Return an array of the same content in a different shape, sharing memory if possible; -1 infers a length."""
         if kwargs:
             shape = (kwargs.pop("newshape", None) or kwargs.pop("shape"),)
         return _reshape(self, shape[0] if len(shape) == 1 else shape, order=order)

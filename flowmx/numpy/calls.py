@@ -213,7 +213,7 @@ def write_into(function: str, result: Any, out: Any, where: Any) -> Any:
     """Write a result into the array ``out``, only where a mask is true.
 
     Raises:
-        ShapeError: ``out`` has another shape.
+        ShapeError: ``out`` has a different shape.
         TypeError: the dtype of ``out`` cannot represent the result.
     """
     if isinstance(out, tuple) and len(out) == 1:

@@ -116,7 +116,7 @@ ascontiguousarray = asarray
 
 
 def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: object = None) -> Any:
-    """Cast an array to another dtype."""
+    """Cast an array to a different dtype."""
     result = x.astype(dtype, copy=copy)
     return result if device is None else result.to_device(device)
 

@@ -51,7 +51,7 @@ class NumPyValue(Value):
         return math.prod(self.shape)
 
     def astype(self, dtype: object) -> Any:
-        """Cast the elements to another dtype."""
+        """Cast the elements to a different dtype."""
         return as_np_value(self.builder.op("Cast", self, dtype=dtype))
 
     def reshape(self, shape: object) -> Any:

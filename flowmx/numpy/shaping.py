@@ -20,7 +20,7 @@ _sort, _argsort, _clip = map(calls.Calls, ("sort", "argsort", "clip"))
 
 
 def reshape(a: Any, /, shape: Any = None, order: str = "C", *, newshape: Any = None, copy: bool | None = None) -> Any:
-    """Return an array with the same content and another shape. It shares memory if possible; -1 infers one length.
+    """Return an array with the same content and a different shape. It shares memory if possible; -1 infers one length.
 
     Raises:
         ValueError: the number of elements differs, or ``copy=False`` and memory cannot be shared.

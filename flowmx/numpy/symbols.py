@@ -90,7 +90,7 @@ class NumPySymbol(Symbol):
     ravel = flatten
 
     def astype(self, dtype: object, **_: object) -> Any:
-        """Cast the elements to another dtype."""
+        """Cast the elements to a different dtype."""
         return as_np(classic.op("Cast", self, dtype=parse_dtype(dtype)))
 
     def broadcast_to(self, shape: Any, **_: Any) -> Any:

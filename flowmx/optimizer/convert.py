@@ -26,7 +26,7 @@ def convert_states(source: str | os.PathLike[str], target: str | os.PathLike[str
         format: ``"mxnet"`` or ``"flowmx"``.
 
     Raises:
-        StatesFormatError: the file has another format, or is damaged.
+        StatesFormatError: the file has a different format, or is damaged.
         TypeError: MXNet's format cannot represent a state.
         ValueError: the format's name is unknown.
         OSError: a file cannot be read or written.

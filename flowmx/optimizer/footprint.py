@@ -14,9 +14,9 @@ from flowmx.optimizer.base_optimizer import Optimizer, State, create, is_measuri
 
 
 class Footprint:
-    """The bytes of an optimizer's states.
+    """The size of an optimizer's states in bytes.
 
-    A state has arrays as large as the weight, and perhaps parts of a fixed size: their sizes are derived from the
+    A state has arrays as large as the weight, and perhaps parts of a fixed size. Their sizes are derived from the
     states of two stand-ins for the weight, with one and two elements.
 
     Args:
@@ -28,10 +28,10 @@ class Footprint:
 
     def __init__(self, optimizer: Optimizer | str) -> None:
         self._optimizer = create(optimizer)
-        self._of_stand_in = lru_cache(None)(self._measure)
+        self._measure_cached = lru_cache(None)(self._measure)
 
     def nbytes(self, index: int, shape: Shape, dtype: DType) -> int:
-        """Return the bytes of state for a weight.
+        """Return the size of a weight's state in bytes.
 
         Args:
             index: the weight's index, an int or str.
@@ -41,7 +41,7 @@ class Footprint:
         elements = 1
         for length in shape:
             elements *= length
-        one, two = (self._of_stand_in(index, (*[1] * (len(shape) - 1), count), dtype) for count in (1, 2))
+        one, two = (self._measure_cached(index, (*[1] * (len(shape) - 1), count), dtype) for count in (1, 2))
         return one + (elements - 1) * (two - one)
 
     def _measure(self, index: int, shape: Shape, dtype: DType) -> int:

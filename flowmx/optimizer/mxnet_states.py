@@ -38,7 +38,7 @@ def loads(data: bytes) -> tuple[dict[Any, Any], Optimizer | None]:
     """Return the states by index, with NumPy arrays, and the optimizer if the file has it.
 
     Raises:
-        StatesFormatError: the file is damaged, or has another format.
+        StatesFormatError: the file is damaged, or has a different format.
         ValueError: the optimizer's or the schedule's class is not defined here.
     """
     try:

@@ -125,7 +125,7 @@ class NativeUpdates:
         if len(calls) == len(steps):
             flops = sum(each.out.size * len(each.inputs) for each in steps)
             native = self._native = NativeRun(calls, threads_here(), flops)
-            self._places = [native.word_address(at, Loop.FIRST_NUMBER) for at in range(len(calls))]
+            self._places = [native.word_address(at, Loop.FIRST_SCALAR) for at in range(len(calls))]
         self._release()
         self._schedule.complete()
 
@@ -149,7 +149,7 @@ def _is_call_of(recording: Recording, loop: Loop, op: Any) -> bool:
     """Return whether a recording is one call of a loop, with the numbers of an operator."""
     if not recording.is_complete or len(recording.calls) != 1:
         return False
-    call, start = recording.calls[0], 8 * Loop.FIRST_NUMBER
+    call, start = recording.calls[0], 8 * Loop.FIRST_SCALAR
     compiled, numbers = loop.program.compiled, _packed(loop, op)
     if not isinstance(call, LoopCall) or compiled is None or call.function != compiled.address:
         return False

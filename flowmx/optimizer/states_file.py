@@ -1,7 +1,7 @@
 """The file format of optimizer states (``prefix-0001.states``).
 
 MXNet's format is a pickle, which may contain any code; its files can be read (:mod:`.mxnet_states`), but flowmx writes
-another format::
+a different format::
 
     8 bytes    "FLOWMXOS"
     uint32     format version, 1 (numbers are little-endian)
@@ -72,7 +72,7 @@ def loads(data: bytes | memoryview) -> Content:
     """Read the result of :func:`dumps`.
 
     Raises:
-        StatesFormatError: the data has another format, or is damaged.
+        StatesFormatError: the data has a different format, or is damaged.
     """
     if data[:8] != MAGIC:
         raise StatesFormatError(

@@ -130,7 +130,7 @@ class Updater:
         MXNet's files are pickles: the arrays and the optimizer's attributes are read, but no code runs.
 
         Raises:
-            StatesFormatError: the data has another format, or is damaged.
+            StatesFormatError: the data has a different format, or is damaged.
             ValueError: the optimizer's or the schedule's class is not defined here.
         """
         if states_file.is_pickle(states):

@@ -193,7 +193,7 @@ def dump_profile() -> None:
 _started = False
 
 
-def _follow(config: settings.Settings) -> None:
+def _on_settings_changed(config: settings.Settings) -> None:
     """Start recording at the first push if the setting ``profiler_autostart`` is on."""
     global _started
     if config.profiler_autostart and not _started:
@@ -202,7 +202,7 @@ def _follow(config: settings.Settings) -> None:
         recorder.start()
 
 
-engine.followers.append(_follow)
+engine.settings_listeners.append(_on_settings_changed)
 
 
 def _at_exit() -> None:

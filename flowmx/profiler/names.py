@@ -20,7 +20,7 @@ class NamedOperation(NamedTuple):
     Attributes:
         operator: such as ``Convolution``; the operators of a fused chain are joined by ``+``.
         layer: the layer; the layers of a chain are joined by ``,``; empty if unknown.
-        node: its node in the graph; empty outside of graphs.
+        node: its node in the graph; empty outside graphs.
         place: the user's source line that created the node.
         start, end: times in seconds.
     """
@@ -45,7 +45,7 @@ def named_operations(record: Record) -> Iterator[NamedOperation]:
 def of_node(node: Any) -> tuple[str, str, str, str]:
     """Return the operator, layer, name and source line of a node."""
     if node.op is None:  # an output for the user
-        return "copy", layer_of(node.name.removesuffix(" handed out")), node.name, ""
+        return "copy", layer_of(node.name.removesuffix(" (result)")), node.name, ""
     if isinstance(node.op, Chain):
         links = node.op.links
         layers = dict.fromkeys(layer_of(link.name) for link in links)

@@ -81,7 +81,9 @@ class RNNCell(GatedCell):
 
 
 class LSTMCell(GatedCell):
-    """Long short-term memory (Hochreiter and Schmidhuber 1997), with a forget gate; states are output and memory.
+    """Long short-term memory (Hochreiter and Schmidhuber 1997), with a forget gate.
+
+    The states are the hidden state and the cell state.
 
     Args:
         num_hidden: the number of units.

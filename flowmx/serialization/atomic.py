@@ -63,7 +63,7 @@ def _create(target: Path, path: AnyPath, chunks: Iterable[bytes | memoryview]) -
 
 
 def read_from(path: AnyPath, read: Callable[[BinaryIO], _T]) -> _T:
-    """Return the result of `read` for a file, also if its writing was interrupted or is in progress.
+    """Return the result of `read` for a file, even if it is being written or its writing was interrupted.
 
     `read` is called with the open file, and again if the file changed meanwhile.
 

@@ -109,7 +109,7 @@ def loads(data: bytes | bytearray | memoryview, *, source: str = "<bytes>") -> d
         source: The name of the file in errors.
 
     Raises:
-        SafetensorsFormatError: The data is damaged, in another format, or has a dtype that NumPy does not support.
+        SafetensorsFormatError: The data is damaged, in a different format, or has a dtype that NumPy does not support.
     """
     return loads_with_metadata(data, source=source)[0]
 

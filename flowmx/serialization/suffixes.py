@@ -54,7 +54,7 @@ def format_by_suffix(path: str | os.PathLike[str]) -> str:
 
 
 def check_suffix(path: str | os.PathLike[str], content: str, advice: str, allowed: tuple[str, ...] = ()) -> None:
-    """Check the name of a file without arrays.
+    """Check the suffix of a file that does not contain arrays.
 
     Args:
         path: the file.
@@ -63,7 +63,7 @@ def check_suffix(path: str | os.PathLike[str], content: str, advice: str, allowe
         allowed: suffixes of other formats that are allowed.
 
     Raises:
-        DataError: the suffix belongs to another format.
+        DataError: the suffix belongs to a different format.
     """
     suffix = _suffix(path)
     if suffix not in allowed and (suffix in _FOREIGN or suffix in ARRAY_SUFFIXES):

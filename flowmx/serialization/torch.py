@@ -30,7 +30,7 @@ __all__ = ["TorchFormatError", "load", "loads", "save"]
 _MAX_SHARING = 16  # parameters may share memory: the limit on the size of all tensors is this multiple of the file size
 _DTYPES = {
     "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
-    "BoolStorage": np.dtype(np.uint8),  # bytes may have other values than 0 and 1
+    "BoolStorage": np.dtype(np.uint8),  # bytes may have values other than 0 and 1
     "ByteStorage": np.dtype(np.uint8),
     "CharStorage": np.dtype(np.int8),
     "DoubleStorage": np.dtype("<f8"),

@@ -135,7 +135,8 @@ async def run(
 ) -> None:  # fmt: skip
     """Serve an application of :func:`app` until SIGTERM or SIGINT, then drain.
 
-    Draining accepts no further connections, answers the pending requests, and closes each connection after its answer.
+    Draining accepts no further connections, answers the pending requests, and closes each connection after its
+    response.
 
     Args:
         application: the application.

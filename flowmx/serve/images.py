@@ -73,7 +73,7 @@ class ImageReader:
             content_type: ``image/jpeg`` or ``image/png``.
 
         Raises:
-            InvalidInput: the image is damaged, or of another format.
+            InvalidInput: the image is damaged, or of a different format.
             Refusal: 413, the image has too many pixels.
         """
         media_type = content_type.partition(";")[0].strip().lower()

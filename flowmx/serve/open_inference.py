@@ -36,7 +36,7 @@ __all__ = ["HEADER", "NAME", "Inference", "describe", "server"]
 
 NAME = "flowmx"
 HEADER = "Inference-Header-Content-Length"
-"""Bytes of JSON before the binary tensors, in a request and in an answer."""
+"""Bytes of JSON before the binary tensors, in a request and in a response."""
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(bool),

@@ -42,7 +42,7 @@ class Methods:
         return self._call("broadcast_to", (), kwargs)
 
     def astype(self, dtype: object, **kwargs: object) -> Any:
-        """Convert to another dtype."""
+        """Convert to a different dtype."""
         return self._call("cast", (), {"dtype": dtype, **kwargs})
 
     def expand_dims(self, axis: int, inplace: bool = False, **kwargs: object) -> Any:

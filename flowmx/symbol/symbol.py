@@ -256,7 +256,8 @@ class Symbol(Methods, Inference):
         Args:
             ctx: the device.
             args: arrays for the arguments, a list in their order or a dict by name.
-            args_grad: arrays for gradients, likewise (arguments without one have no gradient).
+            args_grad: arrays for the gradients, a list or a dict as for `args` (arguments without an array have no
+                gradient).
             grad_req: ``write``, ``add`` or ``null``, for all, as a list, or as a dict by name.
             aux_states: arrays for the auxiliary states.
             group2ctx: the device of each ``ctx_group``.
@@ -311,7 +312,7 @@ class Symbol(Methods, Inference):
             type_dict: dtypes of arguments by name.
             group2ctx: the device of each ``ctx_group``.
             optimizer: an optimizer, or the name of one with default arguments, whose state counts too.
-            budget: the maximum bytes for internal values, enforced with micro-batches or recomputation.
+            budget: the maximum size of internal values in bytes, enforced with micro-batches or recomputation.
             **kwargs: shapes of arguments by name.
 
         Returns:
@@ -375,7 +376,7 @@ class Symbol(Methods, Inference):
         Args:
             backend: its name in ``mx.sym.register_partitioner``.
             args: arrays for the arguments, a list in their order or a dict by name.
-            aux: arrays for the auxiliary states, likewise.
+            aux: arrays for the auxiliary states, a list in their order or a dict by name.
             ctx: ignored; accepted for MXNet's scripts.
             shape_dict: shapes of further inputs, by name.
             type_dict: their dtypes.
@@ -408,7 +409,7 @@ class Symbol(Methods, Inference):
         """Write the JSON to a file, replacing it atomically.
 
         Raises:
-            ValueError: the file's name has the suffix of another format.
+            ValueError: the file's name has the suffix of a different format.
         """
         check_suffix(fname, "the JSON of a symbol", "name it 'net-symbol.json', for example", (".json",))
         replace_file(fname, [self.tojson(remove_amp_cast).encode()])

@@ -33,7 +33,7 @@ def almost_equal(
         a: an array, a list or a number.
         b: an array, a list or a number.
         rtol: relative tolerance: a number or a dict by dtype (default: that of the dtype).
-        atol: absolute tolerance, likewise.
+        atol: absolute tolerance: a number or a dict by dtype (default: that of the dtype).
         equal_nan: whether NaNs at the same place are equal.
         use_broadcast: whether to broadcast different shapes.
     """
@@ -53,7 +53,7 @@ def assert_almost_equal(
         a: an array, a list or a number.
         b: an array, a list or a number.
         rtol: relative tolerance: a number or a dict by dtype (default: that of the dtype).
-        atol: absolute tolerance, likewise.
+        atol: absolute tolerance: a number or a dict by dtype (default: that of the dtype).
         names: their names in the message.
         equal_nan: whether NaNs at the same place are equal.
         use_broadcast: whether to broadcast different shapes.
@@ -83,8 +83,8 @@ def _difference(
     worst = places[0]
     rows = [f"\n  {locationError(one, other, tuple(map(int, at)), names)}" for at in places]
     return (
-        f"{names[0]} and {names[1]} differ in {wrong} of {one.size} elements; the most at {tuple(map(int, worst))}: "
-        f"{one[worst]} and {other[worst]} (rtol {rtol}, atol {atol})" + "".join(rows)
+        f"{names[0]} and {names[1]} differ in {wrong} of {one.size} elements; the largest difference is at "
+        f"{tuple(map(int, worst))}: {one[worst]} and {other[worst]} (rtol {rtol}, atol {atol})" + "".join(rows)
     )
 
 

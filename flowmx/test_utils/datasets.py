@@ -78,7 +78,7 @@ def get_mnist(root: Folder | None = None) -> dict[str, Numbers]:
 
     Raises:
         DownloadError: a file is missing and the download failed (also a FileNotFoundError).
-        ValueError: a file has another format.
+        ValueError: a file has a different format.
     """
     folder = get_mnist_ubyte(root)
     arrays = {}

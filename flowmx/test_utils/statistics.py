@@ -65,7 +65,7 @@ def chi_square_check(
     counts = _counts(on_host(generator(nsamples)).ravel(), buckets)
     expected = np.asarray(probs, np.float64) * nsamples
     inside = counts.sum()
-    if inside != nsamples:  # count the numbers outside of all buckets as another bucket
+    if inside != nsamples:  # count the numbers outside all buckets as another bucket
         counts = np.append(counts, nsamples - inside)
         expected = np.append(expected, max(nsamples - expected.sum(), 1e-6))
     expected *= nsamples / expected.sum()

@@ -150,7 +150,7 @@ def check_consistency(
         arg_params: values of arguments by name; random values for missing ones are added to it.
         aux_params: values of auxiliary states by name (default: zeros).
         rtol: relative tolerance (default: that of the less precise of two dtypes).
-        atol: absolute tolerance, likewise.
+        atol: absolute tolerance (default: that of the less precise of two dtypes).
         raise_on_err: whether to raise at the first difference instead of logging it.
         ground_truth: outputs and gradients by name to compare with (default: those of the most precise entry).
         equal_nan: whether NaNs at the same place are equal.

@@ -97,7 +97,7 @@ def _raise_exit(code: object) -> None:
 
 
 def _from_script(trace: TracebackType | None, path: str) -> TracebackType | None:
-    """Return the traceback without the frames outside of the script."""
+    """Return the traceback without the frames outside the script."""
     entry = trace
     while entry is not None and entry.tb_frame.f_code.co_filename != path:
         entry = entry.tb_next

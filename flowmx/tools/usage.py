@@ -7,11 +7,11 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["EXITS", "FAILED", "FINE", "INTERRUPTED", "USAGE", "fixed_sizes", "parser", "port", "shapes", "sizes"]
+__all__ = ["EXITS", "FAILED", "INTERRUPTED", "SUCCESS", "USAGE", "fixed_sizes", "parser", "port", "shapes", "sizes"]
 
-FINE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+SUCCESS, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
-EXITS = {FINE: "success", FAILED: "failure; the error output has the reason", USAGE: "invalid arguments"}
+EXITS = {SUCCESS: "success", FAILED: "failure; the error output has the reason", USAGE: "invalid arguments"}
 """The default exit statuses of commands."""
 
 

@@ -135,7 +135,7 @@ def _read(metric: Any) -> Iterable[tuple[str, float]]:
 
 
 def _current_cell() -> int | None:
-    """Return the number of the notebook's current cell; None outside of IPython."""
+    """Return the number of the notebook's current cell; None outside IPython."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "execution_count", None)
 

@@ -46,7 +46,7 @@ class View(Operator, moves=True):
 
 @operator("Reshape", "reshape")
 class Reshape(View, in_place=((0, 0),), view=True, batch_wise=BatchWise.OWN):
-    """The same elements with another shape.
+    """The same elements with a different shape.
 
     In ``shape`` 0 keeps the input's axis, -1 infers one axis, -2 copies all the rest, -3 merges two axes, and
     -4 splits one axis into the two lengths that follow.
@@ -103,7 +103,7 @@ class Flatten(
 
 @operator("reshape_like")
 class ReshapeLike(View, in_place=((0, 0),), view=True, shapes_only=("rhs",)):
-    """The elements of ``lhs`` with the shape of ``rhs``, or some of its axes replaced by some of rhs."""
+    """The elements of ``lhs`` in the shape of ``rhs``, or with a range of axes replaced by a range of those of rhs."""
 
     arguments = ("lhs", "rhs")
     input_docs = describe(

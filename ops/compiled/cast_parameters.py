@@ -8,4 +8,4 @@ from flowmx.ops.registry.operators import operator
 
 @operator("_widened")
 class CastParameter(Cast, hidden=True, no_gradient=True, once=True):
-    """A parameter cast to another dtype."""
+    """A parameter cast to a different dtype."""

@@ -22,7 +22,7 @@ from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option
 from flowmx.ops.registry.traits import BatchParts, BatchWise
 
-Then = Literal["", "relu", "sigmoid", "tanh", "swish", "leaky", "clip"]
+ActivationName = Literal["", "relu", "sigmoid", "tanh", "swish", "leaky", "clip"]
 
 
 class LayerInputs(NamedTuple):
@@ -37,27 +37,27 @@ class LayerInputs(NamedTuple):
 
 @family
 class Fused(Operator, hidden=True):
-    """Mixin of a layer fused with the operators after it: then(scale · (data * weight) + bias + addend).
+    """Mixin of a layer fused with the operators after it: activation(scale · (data * weight) + bias + addend).
 
     The scale has one number for each output channel. The addend has the shape of the output, and may share its memory.
     A packed weight is a copy in the layout of the kernel.
     """
 
     scaled: bool = option(False, "Multiply by the scale.")
-    added: bool = option(False, "Add the addend.")
+    has_addend: bool = option(False, "Add the addend.")
     packed: bool = option(False, "The weight is packed.")
     panels: bool = option(False, "It is packed in panels of outputs, for a compiled loop.")
-    then: Then = option("", "The activation at the end.")
+    activation: ActivationName = option("", "The activation at the end.")
     slope: float = option(0.25, "Slope below 0, for leaky.")
     top: float = option(0.0, "Upper bound of clip; the lower bound is 0.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.added and not self.traits.once:  # the output may overwrite the addend
+        if self.has_addend and not self.traits.once:  # the output may overwrite the addend
             self.with_traits(in_place=((len(self.inputs()) - 1, 0),))
 
     def inputs(self) -> tuple[str, ...]:
-        return (*super().inputs(), *(["scale"] if self.scaled else []), *(["addend"] if self.added else []))
+        return (*super().inputs(), *(["scale"] if self.scaled else []), *(["addend"] if self.has_addend else []))
 
     def parts(self, values: Sequence[object]) -> LayerInputs:
         """Return the inputs, or values that belong to them, by role."""
@@ -67,7 +67,7 @@ class Fused(Operator, hidden=True):
     def batch_parts(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> BatchParts | None:
         if self.traits.batch_wise is BatchWise.UNKNOWN or inputs[0][:1] != outputs[0][:1]:
             return None
-        return BatchParts((0, *([len(inputs) - 1] if self.added else [])), (0,))
+        return BatchParts((0, *([len(inputs) - 1] if self.has_addend else [])), (0,))
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         count = len(super().inputs())
@@ -78,7 +78,7 @@ class Fused(Operator, hidden=True):
             completed[1] = shapes[1]
         if self.scaled:
             completed.append(expect_shape(self, "scale", extra_shapes.pop(0), None if weight is None else weight[:1]))
-        if self.added:
+        if self.has_addend:
             completed.append(expect_shape(self, "addend", extra_shapes.pop(0), outputs[0]))
         return completed, outputs
 
@@ -115,29 +115,29 @@ class Fused(Operator, hidden=True):
             weight = weight[: prod(shape)].reshape(shape)
         if self.scaled:
             weight = scaled_weight(weight, parts.scale)
-        addend = parts.addend.copy() if self.added else None  # it may share memory with the output
+        addend = parts.addend.copy() if self.has_addend else None  # it may share memory with the output
         super().forward(run, [parts.data, weight, parts.bias], outputs)
-        if self.added:
+        if self.has_addend:
             xp.add(out, addend, out=out)
-        if self.then == "swish":
+        if self.activation == "swish":
             gate = xp.empty_like(out)
-            self.activation().forward(run, [out], [gate])
+            self.activation_operator().forward(run, [out], [gate])
             xp.multiply(out, gate, out=out)
-        elif self.then:
-            self.activation().forward(run, [out], [out])
+        elif self.activation:
+            self.activation_operator().forward(run, [out], [out])
 
     @property
-    def edge(self) -> float:
+    def activation_bound(self) -> float:
         """The parameter of the activation: the slope of leaky, the upper bound of clip, 1 for swish; otherwise 0."""
-        return float({"leaky": self.slope, "clip": self.top, "swish": 1.0}.get(self.then, 0.0))
+        return float({"leaky": self.slope, "clip": self.top, "swish": 1.0}.get(self.activation, 0.0))
 
-    def activation(self) -> Operator:
+    def activation_operator(self) -> Operator:
         """Return the operator that computes the activation; for swish, the factor of its argument."""
-        if self.then == "leaky":
+        if self.activation == "leaky":
             return LeakyReLU.create(slope=self.slope)
-        if self.then == "clip":
+        if self.activation == "clip":
             return Clip.create(a_min=0, a_max=self.top)
-        return Activation.create(act_type="sigmoid" if self.then == "swish" else self.then)
+        return Activation.create(act_type="sigmoid" if self.activation == "swish" else self.activation)
 
 
 def scaled_weight(weight: Array, *scale: Array) -> Array:

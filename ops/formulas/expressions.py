@@ -244,12 +244,12 @@ def not_equal(a: Operand, b: Operand) -> Expr:
     return make("ne", a, b)
 
 
-def either(a: Expr, b: Expr) -> Expr:
+def logical_or(a: Expr, b: Expr) -> Expr:
     """The condition "a or b" of two conditions."""
     return make("or", a, b)
 
 
-def differ(a: Expr, b: Expr) -> Expr:
+def logical_xor(a: Expr, b: Expr) -> Expr:
     """The condition "exactly one of a and b" of two conditions."""
     return make("xor", a, b)
 
@@ -270,7 +270,7 @@ def sqrt(x: Operand) -> Expr:
 
 
 def nearest(x: Operand) -> Expr:
-    """The nearest integer, halves to even."""
+    """The nearest integer; ties go to the even one."""
     return make("rint", x)
 
 
@@ -310,12 +310,12 @@ def mantissa(x: Operand) -> Expr:
 
 
 def minimum(a: Operand, b: Operand) -> Expr:
-    """The smaller; NaN where one is NaN."""
+    """The smaller operand, or NaN if either is NaN."""
     return _extreme(a, b, lambda x, y: x > y)
 
 
 def maximum(a: Operand, b: Operand) -> Expr:
-    """The larger; NaN where one is NaN."""
+    """The larger operand, or NaN if either is NaN."""
     return _extreme(a, b, lambda x, y: x < y)
 
 
@@ -330,7 +330,7 @@ def _extreme(a: Operand, b: Operand, replaces: Callable[[Any, Any], Any]) -> Exp
 
 
 def clip(x: Expr, low: Operand, high: Operand) -> Expr:
-    """A number clipped to low ... high, which must not be NaN; NaN stays."""
+    """Clip x to [low, high]. The bounds must not be NaN; a NaN in x is propagated."""
     x = where(x < low, low, x)
     return where(x > high, high, x)
 

@@ -82,9 +82,9 @@ def quantized_dtypes(device_type: str) -> frozenset[DType]:
 
 def product_dtypes(device_type: str) -> frozenset[DType]:
     """Return the element types in which a device's kernels compute products and fused layers."""
-    from flowmx.ops.kernels.onednn.layouts import halves
+    from flowmx.ops.kernels.onednn.layouts import native_16bit_dtypes
 
-    return frozenset([FLOAT32]) | (halves() if device_type == "cpu" else frozenset())
+    return frozenset([FLOAT32]) | (native_16bit_dtypes() if device_type == "cpu" else frozenset())
 
 
 def computes(device_type: str, op: Operator, dtype: DType) -> bool:

@@ -14,7 +14,7 @@ from flowmx.ops.kernels.llvm import attention as blocks
 from flowmx.ops.kernels.onednn.layouts import geometry, pointer, suits
 from flowmx.ops.kernels.onednn.matmul import Product
 from flowmx.ops.kernels.onednn.work import plan
-from flowmx.ops.kernels.recording import refuse, use_memory
+from flowmx.ops.kernels.recording import mark_incomplete, use_memory
 from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.kernels import kernel
 from flowmx.ops.registry.operators import Array, Run
@@ -30,7 +30,7 @@ def _takes(op: object, dtype: DType) -> bool:
 @kernel("cpu", FusedAttention.name, takes=_takes, only_native=True)
 def _attention(op: FusedAttention, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     if not _by_products(op, inputs, outputs):
-        refuse()
+        mark_incomplete()
         blocks.attention(op, run, inputs, outputs)
 
 

@@ -1,7 +1,7 @@
 """NumPy's BLAS in native calls: small products of matrices, as ``numpy.matmul`` computes them.
 
-A generated function takes the address of BLAS's ``sgemm`` or ``sgemv`` and its arguments as words, so that a product
-can be a record of a native run.
+A generated function takes the address of BLAS's ``sgemm`` or ``sgemv`` and its arguments as 64-bit integers, so that a
+product can be part of a recorded sequence of native calls (see ``recording.py``).
 """
 
 from __future__ import annotations
@@ -71,24 +71,26 @@ def _address(kind: str) -> int:
     return 0
 
 
-def product(rows: int, columns: int, terms: int, turn_a: bool = False, turn_b: bool = False) -> Product | None:
-    """Return ``function(a, b, out)`` for float32 matrices in C order, with the bits of ``numpy.matmul``.
+def product(
+    rows: int, columns: int, terms: int, transpose_a: bool = False, transpose_b: bool = False
+) -> Product | None:
+    """Return ``function(a, b, out)`` for float32 matrices in C order, bit-identical to ``numpy.matmul``.
 
     Args:
         rows: the number of rows of the product, above 1.
         columns: the number of its columns, above 1.
         terms: the number of products in each sum, above 1.
-        turn_a: whether ``a`` is stored as (terms, rows).
-        turn_b: whether ``b`` is stored as (columns, terms).
+        transpose_a: whether ``a`` is stored as (terms, rows).
+        transpose_b: whether ``b`` is stored as (columns, terms).
 
     Returns:
         the function; None if NumPy multiplies such matrices differently, or the call is not compiled (yet).
     """
     if min(rows, columns, terms) < 2:
         return None
-    turns = [_TRANSPOSED if turn else _PLAIN for turn in (turn_a, turn_b)]
-    steps = rows if turn_a else terms, terms if turn_b else columns, columns
-    return _call("gemm", _gemm, (*turns, rows, columns, terms, *steps))
+    orders = [_TRANSPOSED if transpose else _PLAIN for transpose in (transpose_a, transpose_b)]
+    steps = rows if transpose_a else terms, terms if transpose_b else columns, columns
+    return _call("gemm", _gemm, (*orders, rows, columns, terms, *steps))
 
 
 def row_product(columns: int, terms: int) -> Product | None:

@@ -206,7 +206,7 @@ def use_memory(memory: Array) -> Array:
     return memory
 
 
-def refuse() -> None:
+def mark_incomplete() -> None:
     """Mark the current recording, if any, as incomplete: the step does work that is no native call."""
     if _local.recording is not None:
         _local.recording.is_complete = False

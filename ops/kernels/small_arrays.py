@@ -18,9 +18,9 @@ import numpy as np
 from flowmx.ops.formulas.expressions import primitives
 from flowmx.ops.kernels import blas
 from flowmx.ops.kernels.llvm import team
-from flowmx.ops.kernels.llvm.assembly import Code, Real
+from flowmx.ops.kernels.llvm.assembly import Code, FloatType
 from flowmx.ops.kernels.llvm.background_compilation import Program
-from flowmx.ops.kernels.llvm.elementwise import FUSED, real_of
+from flowmx.ops.kernels.llvm.elementwise import FUSED, float_type_of
 from flowmx.ops.kernels.recording import current, use_memory
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.operators import Array, Form, Operator
@@ -32,7 +32,7 @@ _ROUNDED_ONCE = frozenset({
     "input", "number", "parameter", "add", "sub", "mul", "div", "neg", "sqrt", "abs", "lt", "le", "gt", "ge", "eq",
     "ne", "and", "or", "select",
 })  # fmt: skip
-"""Primitives that give the same bits in NumPy and in a loop."""
+"""Primitives whose results are bit-identical in NumPy and in a loop."""
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
 
@@ -81,7 +81,7 @@ def _connected(op: Any, in_forms: Sequence[Form], out_form: Form) -> NativeForm 
     multiply = (
         blas.column_product(units if swapped else rows, terms)
         if min(rows, units) == 1
-        else blas.product(rows, units, terms, turn_b=True)
+        else blas.product(rows, units, terms, transpose_b=True)
     )
     add = None if op.no_bias else _loop(_added_row, dtype, rows, units)
     if multiply is None or (add is None and not op.no_bias):
@@ -226,7 +226,7 @@ _BY_NAME: dict[str, Callable[[Any, Sequence[Form], Form], NativeForm | None]] = 
 
 
 def _loop(
-    write: Callable[[Real, frozenset[str]], str], dtype: Any, rows: int, columns: int, *numbers: float
+    write: Callable[[FloatType, frozenset[str]], str], dtype: Any, rows: int, columns: int, *numbers: float
 ) -> NativeForm | None:  # fmt: skip
     """Return a loop over the rows and columns of arrays; None if it is not compiled (yet)."""
     program = _program(write, dtype)
@@ -244,12 +244,12 @@ def _loop(
 
 
 @cache
-def _program(write: Callable[[Real, frozenset[str]], str], dtype: Any) -> Program | None:
-    real = real_of(dtype)
+def _program(write: Callable[[FloatType, frozenset[str]], str], dtype: Any) -> Program | None:
+    real = float_type_of(dtype)
     return None if real is None else Program(lambda features: write(real, features))
 
 
-def _column_sums(real: Real, features: frozenset[str]) -> str:
+def _column_sums(real: FloatType, features: frozenset[str]) -> str:
     code = Code(real, features)
     rows, columns, x, out = code.word(), code.word(), code.array(), code.array()
     with code.tasks():
@@ -265,7 +265,7 @@ def _column_sums(real: Real, features: frozenset[str]) -> str:
     return code.finish()
 
 
-def _outer_product(real: Real, features: frozenset[str]) -> str:
+def _outer_product(real: FloatType, features: frozenset[str]) -> str:
     code = Code(real, features)
     rows, columns, x, y, out = code.word(), code.word(), code.array(), code.array(), code.array()
     with code.tasks(), code.loop(code.index(0), rows) as row:
@@ -278,7 +278,7 @@ def _outer_product(real: Real, features: frozenset[str]) -> str:
     return code.finish()
 
 
-def _single_products(real: Real, features: frozenset[str]) -> str:
+def _single_products(real: FloatType, features: frozenset[str]) -> str:
     """A product of matrices with one term, which NumPy adds to 0."""
     code = Code(real, features)
     rows, columns, x, y, out = code.word(), code.word(), code.array(), code.array(), code.array()
@@ -293,7 +293,7 @@ def _single_products(real: Real, features: frozenset[str]) -> str:
     return code.finish()
 
 
-def _filled_rows(real: Real, features: frozenset[str]) -> str:
+def _filled_rows(real: FloatType, features: frozenset[str]) -> str:
     """Rows of one number each, divided by another one."""
     code = Code(real, features)
     rows, columns, divisor, x, out = code.word(), code.word(), code.number(), code.array(), code.array()
@@ -308,7 +308,7 @@ def _filled_rows(real: Real, features: frozenset[str]) -> str:
     return code.finish()
 
 
-def _added_row(real: Real, features: frozenset[str]) -> str:
+def _added_row(real: FloatType, features: frozenset[str]) -> str:
     """Add a row to each row of a matrix."""
     code = Code(real, features)
     rows, columns, x, out = code.word(), code.word(), code.array(), code.array()
@@ -328,7 +328,7 @@ _LANES, _MAX_BLOCK = 8, 128
 """NumPy adds up to 128 numbers with eight partial sums, and more in blocks."""
 
 
-def _sum_in_pairs(real: Real, features: frozenset[str]) -> str:
+def _sum_in_pairs(real: FloatType, features: frozenset[str]) -> str:
     """The sum of 8 to 128 numbers, in NumPy's order."""
     code = Code(real, features)
     count, _, x, out = code.word(), code.word(), code.array(), code.array()

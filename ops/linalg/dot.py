@@ -130,9 +130,9 @@ def _bind_product(
     """Return the product of two inputs, each a position and whether to transpose it; None if there is no fast one."""
     if len({dtype for _, dtype in (*input_forms, *output_forms)}) > 1:
         return None
-    (at_a, turn_a), (at_b, turn_b) = a, b
+    (at_a, transpose_a), (at_b, transpose_b) = a, b
     shape, dtype = output_forms[0]
-    product = bound_product(xp, (input_forms[at_a][0], turn_a), (input_forms[at_b][0], turn_b), shape, dtype)
+    product = bound_product(xp, (input_forms[at_a][0], transpose_a), (input_forms[at_b][0], transpose_b), shape, dtype)
     if product is None:
         return None
 
@@ -194,8 +194,8 @@ class BackwardDot(Product, hidden=True, batch_wise=BatchWise.OWN):
         else:  # otherᵀ · head, or headᵀ · other
             pair = (other, not self.transpose_a), (head, False)
         if self.transpose_a if self.side == "lhs" else self.transpose_b:
-            (left, turn_left), (right, turn_right) = pair
-            pair = (right, not turn_right), (left, not turn_left)
+            (left, transpose_left), (right, transpose_right) = pair
+            pair = (right, not transpose_right), (left, not transpose_left)
         return _bind_product(xp, *pair, input_forms, output_forms)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:

@@ -77,7 +77,7 @@ class SizeArray(_Shape):
 
 @operator("Cast", "cast")
 class Cast(Operator, casts=True, batch_wise=BatchWise.ALL):
-    """The input cast to another dtype."""
+    """The input cast to a different dtype."""
 
     input_docs = describe(data="any shape, any dtype")
     output_doc = "The shape of data, dtype `dtype`"

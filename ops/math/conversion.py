@@ -24,7 +24,7 @@ def cast_kernel(device_type: str) -> Callable[[F], F]:
 
 
 def cast(run: Run, source: Array, out: Array) -> None:
-    """Copy an array into one of the same shape and another dtype."""
+    """Copy an array into one of the same shape and a different dtype."""
     fast = _casters.get(run.device.kernels)
     if fast is None or not fast(source, out):
         run.xp.copyto(out, source, casting="unsafe")

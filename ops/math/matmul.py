@@ -83,15 +83,15 @@ def bound_product(xp: ArrayNamespace, a: Matrices, b: Matrices, out: Shape, dtyp
     """
     if xp is not np or dtype not in _PLAIN or 0 in (*a[0], *b[0]) or not len(a[0]) == len(b[0]) == len(out):
         return None
-    multiply, (_, turn_a), (_, turn_b) = np.matmul, a, b
+    multiply, (_, transpose_a), (_, transpose_b) = np.matmul, a, b
 
     def fallback(a: Array, b: Array, out: Array) -> None:
-        multiply(a.swapaxes(-1, -2) if turn_a else a, b.swapaxes(-1, -2) if turn_b else b, out=out)
+        multiply(a.swapaxes(-1, -2) if transpose_a else a, b.swapaxes(-1, -2) if transpose_b else b, out=out)
 
     make = _fixed.get("cpu")
     if make is None or dtype != FLOAT32:
         return fallback
-    if math.prod(out) * a[0][-2 if turn_a else -1] < SMALL:
+    if math.prod(out) * a[0][-2 if transpose_a else -1] < SMALL:
         return fallback
     kernel = make(a, b, out, dtype)
     if kernel is None:

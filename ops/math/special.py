@@ -1,7 +1,7 @@
-"""Error functions, on whole arrays: minimax polynomials, evaluated in cache-sized blocks.
+"""Error functions and the sigmoid on whole arrays: minimax polynomials, evaluated in cache-sized blocks.
 
-Each is called as ``function(xp, x, out)``. float16 and float32 are good to a few units in the last place,
-float64 to about 1e-15 of the value.
+These functions are called as ``function(xp, x, out)``. In float16 and float32 they are accurate to a few units in the
+last place, in float64 to a relative error of about 1e-15. The others are their building blocks.
 """
 
 from __future__ import annotations

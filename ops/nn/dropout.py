@@ -21,7 +21,7 @@ class Dropout(
     """In training, set each element to 0 with probability p and divide the others by 1 - p.
 
     From Srivastava et al., "Dropout", 2014. All elements along ``axes`` share one decision;
-    ``mode="always"`` drops outside of training too.
+    ``mode="always"`` drops outside training too.
     """
 
     input_docs = describe(data="any shape, float")

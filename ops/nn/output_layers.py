@@ -147,7 +147,7 @@ class BackwardSoftmaxOutput(_Backward, SoftmaxOutput, batch_wise=BatchWise.EACH)
         # MXNet smooths labels only if there is one per row.
         alpha, others = 0.0 if self.multi_output else self.smooth_alpha, max(1, y.shape[1] - 1)
         xp.subtract(y, y.dtype.type(alpha / others), out=out)
-        # A label outside of the classes matches no class.
+        # A label outside the classes matches no class.
         is_class = (classes >= 0) & (classes < y.shape[1])
         classes = xp.where(is_class, classes, 0)
         at_label = xp.take_along_axis(y, classes, axis=1) - y.dtype.type(1 - alpha)

@@ -52,5 +52,5 @@ def quantize_filters(
 
 
 def round_half_away(xp: ArrayNamespace, values: Array) -> Array:
-    """Round to the nearest integers, halves away from zero."""
+    """Round to the nearest integers, ties away from zero."""
     return xp.trunc(values + xp.copysign(np.float32(0.5), values))

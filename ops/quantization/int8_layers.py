@@ -38,14 +38,14 @@ _KINDS: dict[str, DType] = {"int32": INT32, "int8": INT8, "uint8": UINT8, "float
 
 @family
 class Int8(Fused, no_gradient=True):
-    """A fused layer on bytes: then(scale · sums + bias + factor · addend), rounded for integer outputs.
+    """A fused layer on bytes: activation(scale · sums + bias + factor · addend), rounded for integer outputs.
 
     With ``inner``, scale · sums + bias is rounded and clipped, multiplied by ``inner``, and ``shift`` is added, before
     the addend. This class precedes the layer among the bases. Data and addend are int8 or uint8, the weight is int8,
     bias and scale are float32 with one number per output. Without these options it returns the sums.
     """
 
-    then: Literal["", "relu", "leaky", "clip"] = option("", "The final activation.")
+    activation: Literal["", "relu", "leaky", "clip"] = option("", "The final activation.")
     factor: float = option(1.0, "The factor of the addend.")
     inner: float = option(0.0, "The factor of the rounded sums; 0: do not round.")
     low: float = option(0.0, "The smallest rounded sum, with inner.")
@@ -70,7 +70,7 @@ class Int8(Fused, no_gradient=True):
             shape = self.weight_shape(parts.data.shape)
             weight = weight[: prod(shape)].reshape(shape)
         sums = self.sums(run, parts.data, weight, out.shape)
-        if self.no_bias and not (self.scaled or self.added or self.then):
+        if self.no_bias and not (self.scaled or self.has_addend or self.activation):
             xp.copyto(out, sums, casting="unsafe")
             return
         values = sums.astype(np.float32, copy=False)
@@ -84,10 +84,10 @@ class Int8(Fused, no_gradient=True):
             xp.clip(xp.rint(values, out=values), np.float32(self.low), np.float32(self.high), out=values)
             values *= np.float32(self.inner)
             values += np.float32(self.shift)
-        if self.added:
+        if self.has_addend:
             values += xp.multiply(parts.addend, np.float32(self.factor), dtype=np.float32)
-        if self.then:
-            compute_operator(self.activation(), run, [values], [values])
+        if self.activation:
+            compute_operator(self.activation_operator(), run, [values], [values])
         if out.dtype == FLOAT32:
             xp.copyto(out, values)
         else:

@@ -77,7 +77,7 @@ def put_range(outputs: Sequence[Array], low: object, high: object) -> None:
 
 
 def round_into(xp: ArrayNamespace, values: Array, out: Array) -> None:
-    """Round to the nearest integers, halves to even, and clip to the output's dtype; overwrite ``values``."""
+    """Round to the nearest integers, ties to even, and clip to the output's dtype; overwrite ``values``."""
     ends = np.iinfo(out.dtype)
     xp.rint(values, out=values)
     # float32 has no number between the largest int32 and 2**31.

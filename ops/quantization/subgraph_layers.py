@@ -106,7 +106,7 @@ class SubgraphLayer(Operator, hidden=True, no_gradient=True, heavy=True, multipl
     """The convolution or product."""
     norm: ClassVar[BatchNorm | None]
     """The BatchNorm after it."""
-    then: ClassVar[Operator | None]
+    activation: ClassVar[Operator | None]
     """The activation after the layer or after the sum."""
     quantized: bool = option(False, "The data is quantized.")
     min_calib_range: float | None = option(None, "The lower end of the output's range, if calibrated.")
@@ -134,7 +134,7 @@ class SubgraphLayer(Operator, hidden=True, no_gradient=True, heavy=True, multipl
                 f"{cls.name}: its body is {ops}, expected one {cls.layer_class.name} and at most one activation"
             )
         attributes: dict[str, Any] = {
-            "subgraphs": bodies, "_specs": {}, "layer": layers[0], "then": ends[0] if ends else None,
+            "subgraphs": bodies, "_specs": {}, "layer": layers[0], "activation": ends[0] if ends else None,
             "norm": next((op for op in ops if isinstance(op, BatchNorm)), None),
         }  # fmt: skip
         for name, value in attributes.items():
@@ -203,7 +203,7 @@ class SubgraphLayer(Operator, hidden=True, no_gradient=True, heavy=True, multipl
     def int32_layer(self) -> Int32Layer | None:
         """The layer with int32 sums as output, if it has at most a bias and a ReLU; otherwise None."""
         activation = self._activation_parameters(np.float32(1))
-        is_plain = activation in ({}, {"then": "relu"}) and "sum" not in self.array_names()
+        is_plain = activation in ({}, {"activation": "relu"}) and "sum" not in self.array_names()
         has_sums = self.quantized and self.calibrated is None and len(self.outputs()) == 3
         if activation is None or not is_plain or not has_sums:
             return None
@@ -239,25 +239,25 @@ class SubgraphLayer(Operator, hidden=True, no_gradient=True, heavy=True, multipl
 
     def _activation_parameters(self, unit: np.float32) -> dict[str, Any] | None:
         """Return the parameters of :class:`Int8` for the activation, at this number of steps per unit, or None."""
-        then = self.then
-        if then is None:
+        activation = self.activation
+        if activation is None:
             return {}
-        if isinstance(then, Clip):
-            return {"then": "clip", "top": float(np.float32(then.a_max * unit))}
-        if isinstance(then, Activation):
-            return {"then": "relu"} if then.act_type == "relu" else None
-        if isinstance(then, LeakyReLU) and then.act_type == "leaky":
-            return {"then": "leaky", "slope": then.slope}
+        if isinstance(activation, Clip):
+            return {"activation": "clip", "top": float(np.float32(activation.a_max * unit))}
+        if isinstance(activation, Activation):
+            return {"activation": "relu"} if activation.act_type == "relu" else None
+        if isinstance(activation, LeakyReLU) and activation.act_type == "leaky":
+            return {"activation": "leaky", "slope": activation.slope}
         return None
 
     def activate(self, run: Run, values: Array, unit: Any) -> None:
         """Apply the activation in place to values in quantization steps; ``unit`` is the number of steps per unit."""
-        if self.then is None:
+        if self.activation is None:
             return
-        if isinstance(self.then, Clip):
-            run.xp.clip(values, 0, self.then.a_max * unit, out=values)
+        if isinstance(self.activation, Clip):
+            run.xp.clip(values, 0, self.activation.a_max * unit, out=values)
         else:
-            compute_operator(self.then, run, [values], [values])
+            compute_operator(self.activation, run, [values], [values])
 
 
 @operator("_sg_mkldnn_conv")
@@ -292,12 +292,12 @@ class SubgraphConvolution(SubgraphLayer):
     @property
     def is_unsigned(self) -> bool:
         """True if the result is never negative."""
-        then = self.then
-        if isinstance(then, LeakyReLU):
-            return then.act_type == "leaky" and then.slope == 0
-        if isinstance(then, Activation):
-            return then.act_type in ("relu", "sigmoid", "softrelu")
-        return isinstance(then, Clip)
+        activation = self.activation
+        if isinstance(activation, LeakyReLU):
+            return activation.act_type == "leaky" and activation.slope == 0
+        if isinstance(activation, Activation):
+            return activation.act_type in ("relu", "sigmoid", "softrelu")
+        return isinstance(activation, Clip)
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         if not self.quantized:
@@ -335,10 +335,10 @@ class SubgraphConvolution(SubgraphLayer):
             return None
         if sums_in_int8(*kinds[1:]):
             most = form.parameters.get("top", MAX_INT8)
-            form.parameters.update(then="clip", top=min(most, MAX_INT8))
+            form.parameters.update(activation="clip", top=min(most, MAX_INT8))
         addend_scale = scale_of(kinds[1], largest(addend))
         form.parameters.update(
-            added=True, factor=float(np.float32(scale_of(kinds[-1], largest(self.calibrated)) / addend_scale))
+            has_addend=True, factor=float(np.float32(scale_of(kinds[-1], largest(self.calibrated)) / addend_scale))
         )
         return form
 
@@ -420,12 +420,12 @@ class SubgraphProduct(SubgraphLayer):
     @property
     def is_unsigned(self) -> bool:
         """True if MXNet's result is uint8."""
-        then = self.then
-        if isinstance(then, LeakyReLU):
-            return then.act_type == "leaky"
-        if isinstance(then, Activation):
-            return then.act_type in ("relu", "sigmoid", "softrelu")
-        return then is not None
+        activation = self.activation
+        if isinstance(activation, LeakyReLU):
+            return activation.act_type == "leaky"
+        if isinstance(activation, Activation):
+            return activation.act_type in ("relu", "sigmoid", "softrelu")
+        return activation is not None
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         if not self.quantized:
@@ -448,17 +448,17 @@ class SubgraphProduct(SubgraphLayer):
     def fused_form(
         self, kinds: Sequence[DType], ranges: Sequence[Range | None], end: dict[str, Any] | None = None
     ) -> FusedForm | None:
-        form, then = super().fused_form(kinds, ranges, end), self.then
-        if form is not None or then is None:
+        form, activation = super().fused_form(kinds, ranges, end), self.activation
+        if form is not None or activation is None:
             return form
         # No kernel fuses this activation: apply it in floating point, as compute() does.
         form = super().fused_form((*kinds[:-1], FLOAT32), ranges, {})
         ends = self.calibrated
         if form is None or ends is None or kinds[-1] == FLOAT32:
-            return None if form is None else form._replace(after=(then,))
+            return None if form is None else form._replace(after=(activation,))
         low, high = map(float, ends)
         to_bytes = QuantizeV2.create(out_type=name_of(kinds[-1]), min_calib_range=low, max_calib_range=high)
-        return form._replace(after=(then, to_bytes))
+        return form._replace(after=(activation, to_bytes))
 
     def filters(self, xp: ArrayNamespace, arrays: dict[str, Array], data_scale: np.float32) -> Filters:
         if self.channel_wise_quantize:

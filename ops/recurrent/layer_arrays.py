@@ -23,7 +23,7 @@ class LayerArrays(NamedTuple):
         state: the initial output (batch, outputs).
         cell: an LSTM's initial cell (batch, units), else None.
         projection: an LSTM's projection (outputs, units), or None.
-        running: (time, batch, 1): 1 within a sequence, 0 after its end, where the state does not change; or None.
+        sequence_mask: (time, batch, 1): 1 within a sequence, 0 after its end, where the state does not change; or None.
         clip: the lower and upper bound of an LSTM's cells, or None.
         clip_nan: whether clipping replaces NaN by the lower bound.
     """
@@ -36,14 +36,14 @@ class LayerArrays(NamedTuple):
     state: Array
     cell: Array | None
     projection: Array | None
-    running: Array | None
+    sequence_mask: Array | None
     clip: tuple[float, float] | None
     clip_nan: bool
 
     @property
     def is_plain(self) -> bool:
         """True without projection, clipping and lengths; registered loops support only this case."""
-        return self.projection is None and self.running is None and self.clip is None
+        return self.projection is None and self.sequence_mask is None and self.clip is None
 
     def recurrent_product(self, run: Run) -> FixedFactorProduct:
         """Return the product of an output with the recurrent weight, for all steps."""
@@ -79,17 +79,17 @@ class GateGradients(NamedTuple):
 
 def keep_ended(xp: ArrayNamespace, layer: LayerArrays, step: int, *pairs: tuple[Array, Array]) -> None:
     """Keep the old values where a sequence has ended (pairs of new and old)."""
-    if layer.running is not None:
-        ended = layer.running[step] == 0
+    if layer.sequence_mask is not None:
+        ended = layer.sequence_mask[step] == 0
         for new, old in pairs:
             xp.copyto(new, old, where=ended)
 
 
 def take_ended_gradients(xp: ArrayNamespace, layer: LayerArrays, step: int, *grads: Array) -> list[Array]:
     """Remove and return the gradients of ended sequences, which bypass the step."""
-    if layer.running is None:
+    if layer.sequence_mask is None:
         return []
-    is_running = layer.running[step]
+    is_running = layer.sequence_mask[step]
     ended = [grad * (1 - is_running) for grad in grads]
     for grad in grads:
         xp.multiply(grad, is_running, out=grad)

@@ -46,7 +46,7 @@ class _Inputs(NamedTuple):
     parameters: Array
     state: Array
     state_cell: Array | None
-    running: Array | None
+    sequence_mask: Array | None
 
 
 _ON_BYTES = Quantization("_contrib_quantized_rnn", True, (1, 2, 3), asymmetric=(0,), real_output=True)
@@ -216,7 +216,7 @@ class RNN(
             inputs.state[row],
             None if inputs.state_cell is None else inputs.state_cell[row],
             None if weights.projection is None else widen(weights.projection),
-            None if inputs.running is None else in_direction(inputs.running, direction),
+            None if inputs.sequence_mask is None else in_direction(inputs.sequence_mask, direction),
             clip,
             self.lstm_state_clip_nan,
         )
@@ -245,10 +245,10 @@ class RNN(
                 row = layer * len(directions) + direction
                 for state, last in zip(outputs[1:-1], (arrays.output_before, arrays.cell_before), strict=False):
                     state[row] = last(time)
-        if values.running is None:
+        if values.sequence_mask is None:
             cast(run, reserves[-1].hidden, outputs[0])
         else:
-            xp.multiply(reserves[-1].hidden, values.running, out=outputs[0], casting="unsafe")
+            xp.multiply(reserves[-1].hidden, values.sequence_mask, out=outputs[0], casting="unsafe")
 
     def _bias(self, weights: Weights) -> Array:
         """Return the bias (gates·units,) of every step; a GRU adds the recurrent bias of its new gate in the loop."""

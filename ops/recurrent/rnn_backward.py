@@ -53,7 +53,7 @@ class BackwardRNN(RNN, hidden=True, skips=False, uses_random=False, mode_matters
         weights = layout.unpack(values.parameters, features)
         parameter_grads = outputs[1] if outputs[1].dtype == dtype else xp.empty(outputs[1].shape, dtype)
         grads = layout.unpack(parameter_grads, features)
-        head = heads[0] if values.running is None else heads[0] * values.running
+        head = heads[0] if values.sequence_mask is None else heads[0] * values.sequence_mask
         head = head.astype(dtype, copy=False)
         for layer in reversed(range(layout.layers)):
             x = self.layer_input(run, values, reserves, layer)
@@ -84,7 +84,7 @@ class BackwardRNN(RNN, hidden=True, skips=False, uses_random=False, mode_matters
     def _run_backward(
         self, run: Run, arrays: LayerArrays, heads: Array, states: list[Array], direction: int
     ) -> GateGradients:
-        """Run the backward loop; return the gradients of the gates in the data's order of time."""
+        """Run the backward loop; return the gradients of the gates in the data's time order."""
         shape, dtype = arrays.gates.shape, arrays.gates.dtype
         outer = scratch(run, "rnn outer", shape, dtype)
         inner = scratch(run, "rnn inner", shape, dtype) if self.mode == "gru" else outer
@@ -110,7 +110,7 @@ class BackwardRNN(RNN, hidden=True, skips=False, uses_random=False, mode_matters
         factor = in_direction(
             outer if gate_grads.inner is gate_grads.outer else as_type(run, gate_grads.inner, dtype), direction
         )
-        # In the data's order of time, in which the rows of all steps are contiguous.
+        # Reorder to the data's time order, so that the rows of all steps are contiguous.
         later, before = (in_direction(rows, direction) for rows in (factor[1:], hidden[:-1]))
         matmul_mixed(run, rows_of(later).T, as_type(run, rows_of(before), dtype), grads.recurrent)
         if len(inner):

@@ -60,7 +60,7 @@ class Kernel:
         bind: ``bind(operator, inputs, outputs)``: return a specialized forward for arrays of these shapes and dtypes,
             or None.
         takes: ``takes(operator, dtype)``: return whether the kernel computes on 16-bit elements without conversion.
-        workspace: ``workspace(operator, inputs, outputs)``: return the bytes of workspace for arrays of these
+        workspace: ``workspace(operator, inputs, outputs)``: return the workspace size in bytes for arrays of these
             :class:`Laid` layouts.
         tie: ``tie(operator, predicts)``: return a :class:`TiedForward` for one step of a bound graph, which may
             also train unless it predicts; its ``use(memory)`` sets the workspace.

@@ -40,7 +40,7 @@ def operator_attributes(make: Callable[[str], Any]) -> Finders:
 
 
 def prefixed_attributes(functions: ModuleType, prefix: str, own: Iterable[str] = ()) -> Finders:
-    """Return the ``__getattr__`` and ``__dir__`` of a module for the operators with a prefix, which it strips.
+    """Return the ``__getattr__`` and ``__dir__`` of a module whose names are operator names without a common prefix.
 
     Args:
         functions: the module of all operators.

@@ -128,8 +128,8 @@ class Traits:
         in_place: pairs (input, output) that may share memory.
         makes_channels_last: kernels are faster with the channels (axis 1) of inputs and outputs contiguous in memory.
         keeps_layout: the forward may write outputs in the memory layout of its inputs, for any order of axes.
-        view: the output is the first input's memory with another shape, so a plan needs no step for it.
-        casts: the output is the first input in another dtype.
+        view: the output is the first input's memory with a different shape, so a plan needs no step for it.
+        casts: the output is the first input in a different dtype.
         repeats: the output is the first input, broadcast along axes.
         moves: elements of the inputs are copied to other positions, with at most a constant as padding.
         shapes_only: names of inputs whose elements the forward does not read, only shape and dtype.

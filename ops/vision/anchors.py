@@ -242,7 +242,9 @@ class MultiBoxDetection(_WithoutGradient, precision=Precision.FLOAT32):
     clip: bool = option(True, "Clip boxes to the image.")
     threshold: float = option(0.01, "Minimum probability of a box.")
     background_id: int = option(0, "Ignored, as in MXNet.")
-    nms_threshold: float = option(0.5, "Overlap from which the worse box is dropped; outside of 0 to 1: none.")
+    nms_threshold: float = option(
+        0.5, "Overlap from which the worse box is dropped; if it is not between 0 and 1, no box is dropped."
+    )
     force_suppress: bool = option(False, "Compare boxes of different classes too.")
     variances: tuple[float, ...] = option(_VARIANCES, "Factors of the offsets.")
     nms_topk: int = option(-1, "Number of best boxes to consider; below 1: all.")

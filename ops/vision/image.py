@@ -1,6 +1,6 @@
 """Image transforms (``mx.nd.image``): conversion to tensors, crops, resizing, flips and random colour changes.
 
-An image has the shape (height, width, channels), a batch one more axis in front. Random operators draw one number
+An image has the shape (height, width, channels), a batch one more axis in front. Random operators draw the same numbers
 for the whole image; as in MXNet, their gradient is the head gradient.
 """
 

@@ -129,7 +129,7 @@ def resize(xp: ArrayNamespace, image: Array, out: Array, interp: int) -> None:
         dtype = np.float64 if image.dtype == np.float64 else np.float32
         values = _weighted_sum(xp, _weighted_sum(xp, image, across, width, dtype), down, height, dtype)
         if out.dtype.kind != "f":
-            # OpenCV rounds halves to even, except for the mean of four pixels.
+            # OpenCV rounds ties to even, except for the mean of four pixels.
             values = xp.floor(values + 0.5) if (h, w) == (2 * new_h, 2 * new_w) else xp.rint(values)
             values = xp.clip(values, *_range(out.dtype))
         xp.copyto(out, values, casting="unsafe")

@@ -20,7 +20,7 @@ from flowmx.ops.registry.traits import Precision
 from flowmx.ops.vision.suppression import Boxes, Rule, keep_mask
 
 _REFUSED = -1.0
-"""The score of boxes that are too small or outside of the image; they come last."""
+"""The score of boxes that are too small or outside the image; they come last."""
 
 
 @operator("_contrib_MultiProposal")

@@ -262,7 +262,7 @@ class PSROIPooling(_Averages):
 
     From Dai et al., "R-FCN", 2016. Shapes: data (batch, output_dim·group_size², height, width), rois (regions, 5),
     output (regions, output_dim, pooled_size, pooled_size). Regions are rounded to integer pixels of the image; cells
-    outside of the data, and regions of a negative image, are 0.
+    outside the data, and regions of a negative image, are 0.
     """
 
     output_doc = "(regions, output_dim, pooled_size, pooled_size), the dtype of data"

@@ -76,7 +76,7 @@ class Regions(Operator):
 
 
 def round_to_integers(xp: ArrayNamespace, places: Array) -> Array:
-    """Round to integers, halves away from 0, as in C."""
+    """Round to integers, ties away from 0, as in C."""
     return xp.copysign(xp.floor(xp.abs(places) + places.dtype.type(0.5)), places)
 
 
@@ -93,7 +93,7 @@ class ROIPooling(Regions):
     """Maxima in a grid of cells over each region (Girshick, "Fast R-CNN", 2015).
 
     Shapes: data (batch, channels, height, width), rois (regions, 5), output (regions, channels, *pooled_size).
-    Regions are rounded to integer pixels, with sides of at least 1; cells outside of the data are 0.
+    Regions are rounded to integer pixels, with sides of at least 1; cells outside the data are 0.
     """
 
     onnx = "MaxRoiPool"

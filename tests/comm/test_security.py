@@ -164,7 +164,7 @@ async def test_a_peer_without_the_secret_is_refused(serve, ours, local):
 async def test_a_service_without_the_secret_is_rejected(serve):
     service = await serve(None)
     async with Peer(service.address, security=Security(SECRET), local=False) as peer:
-        with pytest.raises(Unauthorized, match="the answer is not signed"):
+        with pytest.raises(Unauthorized, match="the response is not signed"):
             await peer.call("op", {})
 
 
@@ -327,7 +327,7 @@ def test_the_worked_example_of_the_documentation():
     security = Security(vectors["secret"], clock=lambda: int(vectors["time"]) / 1000)
     proof = security.check_request("POST", "/v1/push", {REQUEST: vectors["authorization"]})
     assert proof == ("worker-0", vectors["nonce"], digest)
-    assert security.sign_answer(vectors["nonce"], 200, digest) == vectors["answer"]
+    assert security.sign_response(vectors["nonce"], 200, digest) == vectors["answer"]
     page = "".join((Path(__file__).parent.parent.parent / "docs" / "wire.md").read_text(encoding="utf-8").split())
     for name, value in vectors.items():
         assert "".join(value.split()) in page, name

@@ -286,7 +286,7 @@ async def test_an_older_service_and_one_that_is_full_are_asked_by_post(serve, mo
     async def other(service, request):
         return await service._healthz(request)
 
-    monkeypatch.setattr(Service, "_answer_stream", other)
+    monkeypatch.setattr(Service, "_respond_by_stream", other)
     service = await serve()
     async with Peer(service.address, local=False) as peer:
         for number in range(3):

@@ -144,7 +144,7 @@ def test_tuning_times_all_plans_and_keeps_one():
 def test_operations_fused_into_a_convolution(then, added):
     rng = np.random.default_rng(0)
     op = lookup("_fused_Convolution").create(
-        kernel=(3, 3), num_filter=4, no_bias=False, scaled=added, added=added, then=then, slope=0.1, top=0.5
+        kernel=(3, 3), num_filter=4, no_bias=False, scaled=added, has_addend=added, activation=then, slope=0.1, top=0.5
     )
     shapes = [(2, 3, 6, 6), (4, 3, 3, 3), (4,)] + ([(4,), (2, 4, 4, 4)] if added else [])
     inputs = [rng.standard_normal(each).astype("float32") for each in shapes]

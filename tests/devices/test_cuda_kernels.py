@@ -313,7 +313,7 @@ def test_pooling_of_images(params, last):
 @pytest.mark.parametrize("added", [False, True])
 def test_operations_fused_into_a_product(flatten, added):
     rng = np.random.default_rng(0)
-    op = lookup("_fused_FullyConnected").create(num_hidden=5, flatten=flatten, added=added, then="relu")
+    op = lookup("_fused_FullyConnected").create(num_hidden=5, flatten=flatten, has_addend=added, activation="relu")
     shape = (2, 5) if flatten else (2, 3, 5)
     shapes = [(2, 3, 4), (5, 12 if flatten else 4), (5,), *([shape] if added else [])]
     inputs = [rng.standard_normal(each).astype("float32") for each in shapes]

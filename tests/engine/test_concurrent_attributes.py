@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import flowmx as mx
-from flowmx.engine.concurrent_attributes import KnownAttributes
+from flowmx.engine.concurrent_attributes import DeclaredAttributes
 from flowmx.engine.scheduler import Operation, Variable
 from flowmx.ndarray.core import Storage
 
@@ -107,4 +107,4 @@ def test_attributes_of_user_classes_create_no_dictionary():
     files = [File() for _ in range(100)]
     files[-1].path, files[-1].opened, files[-1].failure = "a", True, None
     assert not has_dictionary(files[-1])
-    assert issubclass(Storage, KnownAttributes) and issubclass(Operation, KnownAttributes)
+    assert issubclass(Storage, DeclaredAttributes) and issubclass(Operation, DeclaredAttributes)

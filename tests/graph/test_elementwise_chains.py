@@ -19,7 +19,7 @@ from flowmx.graph.passes import chains
 from flowmx.ops.compiled.chain import Chain, Link
 from flowmx.ops.kernels.llvm import chain as kernel
 from flowmx.ops.kernels.llvm import compiler as compiler_of_loops
-from flowmx.ops.kernels.llvm import walks
+from flowmx.ops.kernels.llvm import strided_loops
 from flowmx.ops.registry.kernels import kernel_for
 from flowmx.ops.registry.operators import Run, lookup
 
@@ -344,8 +344,8 @@ def test_broadcasting(case, lay, threads, calls):
     x, a, b = (lay(value) if value.shape == shape else value for value in values.values())
     outputs = [lay(np.full(shape, 7, np.float32)) for _ in range(2)]
     with mx.engine.using(cpu_kernel_nthreads=threads), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(walks, "WORTH_A_THREAD_NS", 0)
-        patch.setattr(walks, "TASK", 64)
+        patch.setattr(strided_loops, "WORTH_A_THREAD_NS", 0)
+        patch.setattr(strided_loops, "MIN_TASK_SIZE", 64)
         kernel.compute(chain_of_two(), run_of(), [x, a, b], outputs)
     assert calls == [threads]
     np.testing.assert_array_equal(outputs[0], x * 2 + a)
@@ -363,7 +363,7 @@ def test_sizes(size, threads):
     outputs = [np.full(size + 8, 7, np.float32) for _ in range(2)]
     with mx.engine.using(cpu_kernel_nthreads=threads), pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel, "_MIN_SIZE", 0)
-        patch.setattr(walks, "WORTH_A_THREAD_NS", 0)
+        patch.setattr(strided_loops, "WORTH_A_THREAD_NS", 0)
         kernel.compute(chain_of_two(), run_of(), [x, a, b], [output[:size] for output in outputs])
     np.testing.assert_array_equal(outputs[1][:size], (x * 2 + a) * b)
     for output in outputs:
@@ -431,9 +431,9 @@ def aligned(*shape, offset=0):
 
 @pytest.mark.parametrize(("offset", "width", "passes"), [(0, 256, True), (1, 256, False), (0, 250, False)])
 def test_stores_past_the_caches_need_whole_lines(monkeypatch, offset, width, passes):
-    monkeypatch.setattr(walks, "_STREAMING_BYTES", 0)
+    monkeypatch.setattr(strided_loops, "_STREAMING_BYTES", 0)
     calls = []
-    monkeypatch.setattr(kernel, "streams", lambda *inputs: calls.append(walks.streams(*inputs)) or calls[-1])
+    monkeypatch.setattr(kernel, "streams", lambda *inputs: calls.append(strided_loops.streams(*inputs)) or calls[-1])
     x, a, b = values_of({"x": (100, width), "a": (width,), "b": (100, 1)}).values()
     outputs = [aligned(100, width, offset=offset), aligned(100, width)]
     kernel.compute(chain_of_two(), run_of(), [x, a, b], outputs)
@@ -444,13 +444,13 @@ def test_stores_past_the_caches_need_whole_lines(monkeypatch, offset, width, pas
 
 def test_axes():
     x = np.zeros((4, 5, 6), np.float32)
-    assert walks.axes_of([x, x]) == ((120,), ((1,), (1,)))
-    assert walks.axes_of([np.zeros(6, np.float32), x]) == ((20, 6), ((0, 1), (6, 1)))
-    assert walks.axes_of([np.zeros((5, 1), np.float32), x]) == ((4, 5, 6), ((0, 1, 0), (30, 6, 1)))
-    assert walks.axes_of([x[:, :3], np.zeros((4, 3, 6), np.float32)]) == ((4, 18), ((30, 1), (18, 1)))
-    assert walks.axes_of([x.transpose(1, 0, 2), x.transpose(1, 0, 2)]) == ((120,), ((1,), (1,)))
-    assert walks.axes_of([x[..., ::2], np.zeros((4, 5, 3), np.float32)]) is None
-    assert walks.axes_of([np.zeros((1, 1), np.float32)] * 2) == ((1,), ((1,), (1,)))
+    assert strided_loops.axes_of([x, x]) == ((120,), ((1,), (1,)))
+    assert strided_loops.axes_of([np.zeros(6, np.float32), x]) == ((20, 6), ((0, 1), (6, 1)))
+    assert strided_loops.axes_of([np.zeros((5, 1), np.float32), x]) == ((4, 5, 6), ((0, 1, 0), (30, 6, 1)))
+    assert strided_loops.axes_of([x[:, :3], np.zeros((4, 3, 6), np.float32)]) == ((4, 18), ((30, 1), (18, 1)))
+    assert strided_loops.axes_of([x.transpose(1, 0, 2), x.transpose(1, 0, 2)]) == ((120,), ((1,), (1,)))
+    assert strided_loops.axes_of([x[..., ::2], np.zeros((4, 5, 3), np.float32)]) is None
+    assert strided_loops.axes_of([np.zeros((1, 1), np.float32)] * 2) == ((1,), ((1,), (1,)))
 
 
 # -- what is compiled --------------------------------------------------------------------------------------
@@ -569,7 +569,7 @@ def test_an_error_inside_names_the_members(monkeypatch):
     def fails(*arguments):
         raise MemoryError("no room")
 
-    monkeypatch.setattr(walks.Walk, "run", fails)
+    monkeypatch.setattr(strided_loops.StridedLoop, "run", fails)
     bound = bind(net, values_of({"x": (100, 100)}), False)
     with pytest.raises(MemoryError) as caught:
         bound.forward()[0].asnumpy()

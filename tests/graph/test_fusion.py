@@ -122,16 +122,16 @@ ACTIVATIONS = {
 
 
 @pytest.mark.parametrize("kind", ["Convolution", "FullyConnected"])
-@pytest.mark.parametrize("then", ACTIVATIONS)
-def test_bias_residual_and_activation_go_into_a_layer(monkeypatch, kind, then):
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_bias_residual_and_activation_go_into_a_layer(monkeypatch, kind, activation):
     data = mx.sym.Variable("data")
     bias = mx.sym.Variable("bias", shape=(1, 8, 1, 1) if kind == "Convolution" else (64,))
     x = mx.sym.broadcast_add(layer(kind, data, no_bias=True), bias)
-    net = ACTIVATIONS[then](mx.sym.sin(data) + x)
+    net = ACTIVATIONS[activation](mx.sym.sin(data) + x)
     shape = (2, 8, 16, 64)
     results, bound = train(net, shape)
     steps = [node for node in bound.plan.forward if node.op.name not in ("sin", "Reshape")]
-    if then not in ("leaky", "clip"):  # their gradients read the activation's input
+    if activation not in ("leaky", "clip"):  # their gradients read the activation's input
         assert [node.op.name for node in steps] == [f"_fused_{kind}"]
     rng = np.random.default_rng(0)
     predicting = net.simple_bind(mx.cpu(), grad_req="null", data=shape)
@@ -155,7 +155,7 @@ def test_swish_of_few_numbers_goes_into_a_layer(monkeypatch, kind):
         bound, rng = net.simple_bind(mx.cpu(), grad_req="null", data=shape), np.random.default_rng(0)
         for name in sorted(bound.arg_dict):
             bound.arg_dict[name][:] = rng.standard_normal(bound.arg_dict[name].shape)
-        return bound.forward()[0].asnumpy(), [getattr(node.op, "then", "") for node in bound.plan.forward]
+        return bound.forward()[0].asnumpy(), [getattr(node.op, "activation", "") for node in bound.plan.forward]
 
     few, many = (1, 4, 4, 16), (4, 4, 32, 32)
     (result, steps), (large_result, large_steps), (_, other_steps) = predict(few), predict(many), predict(few, True)
@@ -177,14 +177,14 @@ def test_a_residual_goes_into_a_layer_without_a_bias(monkeypatch, kind):
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("added", ["computed", "variable", "the data", "used again"])
-def test_any_addend_is_fused(monkeypatch, added, batch):
+@pytest.mark.parametrize("has_addend", ["computed", "variable", "the data", "used again"])
+def test_any_addend_is_fused(monkeypatch, has_addend, batch):
     data, other = mx.sym.Variable("data"), mx.sym.Variable("other", shape=(batch, 8, 9, 9))
     x = mx.sym.Convolution(data, kernel=(3, 3), pad=(1, 1), num_filter=8, name="first")
-    addend = {"computed": mx.sym.exp(x), "variable": other, "the data": x, "used again": x}[added]
+    addend = {"computed": mx.sym.exp(x), "variable": other, "the data": x, "used again": x}[has_addend]
     y = mx.sym.Convolution(x, kernel=(1, 1), num_filter=8, num_group=2, name="second")
     y = mx.sym.Activation(addend + y, act_type="relu")
-    net = mx.sym.Group([y, x * 2]) if added == "used again" else y
+    net = mx.sym.Group([y, x * 2]) if has_addend == "used again" else y
     results, bound = train(net, (batch, 8, 9, 9))
     assert "elemwise_add" not in [node.op.name for node in bound.plan.forward]
     plainly(monkeypatch)
@@ -217,10 +217,10 @@ def test_a_bias_of_another_shape_stays():
 
 
 FUSED = [
-    {"scaled": scaled, "added": added, "then": then, "slope": 0.3, "top": 0.7}
+    {"scaled": scaled, "has_addend": has_addend, "activation": activation, "slope": 0.3, "top": 0.7}
     for scaled in (False, True)
-    for added in (False, True)
-    for then in ("", *ACTIVATIONS)
+    for has_addend in (False, True)
+    for activation in ("", *ACTIVATIONS)
 ]
 
 
@@ -235,7 +235,7 @@ def test_layers_without_a_kernel_are_not_fused():
 def test_a_scale_is_fused_where_the_kernel_is_fast(channels):
     rng = np.random.default_rng(0)
     op = mx.ops.lookup("_fused_Convolution").create(
-        kernel=(7, 7), stride=(2, 2), num_filter=64, scaled=True, added=True, then="relu"
+        kernel=(7, 7), stride=(2, 2), num_filter=64, scaled=True, has_addend=True, activation="relu"
     )
     shapes, outputs = op.infer_shape([(2, channels, 32, 32), *[None] * 4])
     inputs = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]

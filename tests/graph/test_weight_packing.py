@@ -149,7 +149,9 @@ def arrays(layer, data, rng):
 
 @pytest.mark.parametrize("by_kernel", [False, pytest.param(True, marks=needs_onednn)])
 @pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("more", [{}, {"no_bias": True, "then": "tanh"}, {"added": True, "then": "relu"}])
+@pytest.mark.parametrize(
+    "more", [{}, {"no_bias": True, "activation": "tanh"}, {"has_addend": True, "activation": "relu"}]
+)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_packed_layers_match_plain_layers(kind, more, scaled, by_kernel):
     more = more | ({"num_group": 2} if kind == "Convolution" else {})

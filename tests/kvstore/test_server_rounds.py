@@ -75,10 +75,10 @@ class Servers:
         self.carry_out(name, self.cores[name].updated_all(effect.parts, effect.tickets, values))
 
     def reply(self, name, effect):
-        self.answers[effect.request] = effect.answer
+        self.answers[effect.request] = effect.response
 
     def replies(self, name, effect):
-        self.answers.update(effect.answers)
+        self.answers.update(effect.responses)
 
     def taken(self):
         """Return the kinds of effects and messages since the last call, with their numbers of parts."""
@@ -88,7 +88,7 @@ class Servers:
 
     def size(self, effect):
         if isinstance(effect, p.Replies):
-            return len(effect.answers)
+            return len(effect.responses)
         return len(effect.parts) if isinstance(effect, TOGETHER | p.StepsSent | p.Haves) else 1
 
 

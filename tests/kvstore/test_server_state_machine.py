@@ -26,7 +26,7 @@ def created(machine, value="v", workers=("w0",)):
 
 
 def answers(effects):
-    return {effect.request: effect.answer for effect in effects if isinstance(effect, p.Reply)}
+    return {effect.request: effect.response for effect in effects if isinstance(effect, p.Reply)}
 
 
 def compute(instance, effects):

@@ -164,9 +164,9 @@ def test_an_exchange_ends_with_its_last_part_and_calls_back_once():
     called = []
     exchange = Exchange(2)
     exchange.on_end(called.append)
-    exchange.count_answers()
+    exchange.count_responses()
     assert not exchange.ended
-    exchange.count_answers()
+    exchange.count_responses()
     exchange.end(ValueError("too late"))
     assert called == [exchange]
     assert exchange.error is None
@@ -178,7 +178,7 @@ def test_an_exchange_without_parts_ends_at_once():
 
 def test_an_error_in_finish_is_the_exchanges_error():
     exchange = Exchange(1, lambda: 1 / 0)
-    exchange.count_answers()
+    exchange.count_responses()
     assert isinstance(exchange.error, ZeroDivisionError)
 
 

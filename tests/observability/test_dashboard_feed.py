@@ -129,7 +129,7 @@ async def test_a_viewer_that_is_closed_ends():
 
 
 async def test_a_viewer_that_reads_nothing_is_disconnected(dashboard, monkeypatch):
-    monkeypatch.setattr("flowmx.observability.dashboard.feed._PATIENCE", 0.2)
+    monkeypatch.setattr("flowmx.observability.dashboard.feed._WRITE_TIMEOUT", 0.2)
     huge = Frame(1, {"seq": 1, "filler": "x" * 30_000_000})
     monkeypatch.setattr("flowmx.observability.dashboard.series.Sampler.whole", lambda self: huge)
     host, port = dashboard.url[7:-1].split(":")

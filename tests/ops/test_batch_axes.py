@@ -164,12 +164,13 @@ def chain():
     return Chain.of(2, links, (2, 3))
 
 
-CONV = {"kernel": (3, 3), "pad": (1, 1), "num_filter": 4, "scaled": True, "added": True, "then": "relu"}
+CONV = {"kernel": (3, 3), "pad": (1, 1), "num_filter": 4, "scaled": True, "has_addend": True, "activation": "relu"}
 MADE = {
     "chain": (chain(), random((4, 3, 5), (1, 3, 5))),
     "convolution": (FusedConvolution.create(**CONV), random((4, 2, 6, 6), (4, 2, 3, 3), (4,), (4,), (4, 4, 6, 6))),
     "product": (
-        FusedFullyConnected.create(num_hidden=4, added=True, then="relu"), random((4, 6), (4, 6), (4,), (4, 4))
+        FusedFullyConnected.create(num_hidden=4, has_addend=True, activation="relu"),
+        random((4, 6), (4, 6), (4,), (4, 4))
     ),
     "normalization": (BatchNormRelu.create(), random((4, 4, 5), (4,), (4,), (4,), (4,))),
     "attention": (

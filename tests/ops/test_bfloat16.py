@@ -14,7 +14,7 @@ import flowmx as mx
 from flowmx import amp, devices
 from flowmx.gluon import nn
 from flowmx.ops.kernels.onednn import library
-from flowmx.ops.kernels.onednn.layouts import halves
+from flowmx.ops.kernels.onednn.layouts import native_16bit_dtypes
 from flowmx.ops.math.matmul import fixed_factor_product, matmul_mixed
 from flowmx.ops.optimizers.updates import RULES, update
 from flowmx.ops.registry.kernels import kernel_for
@@ -30,7 +30,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 __all__ = ["packing"]
 UNIT = 2.0**-8
 """Half the distance from 1 to the next number."""
-multiplies = pytest.mark.skipif(not halves(), reason="the processor does not multiply bfloat16")
+multiplies = pytest.mark.skipif(not native_16bit_dtypes(), reason="the processor does not multiply bfloat16")
 
 
 def run(train=False):
@@ -486,9 +486,9 @@ def test_training_follows_the_losses_of_float32():
 
 HIDDEN = """
 import numpy as np, flowmx as mx
-from flowmx.ops.kernels.onednn.layouts import halves
+from flowmx.ops.kernels.onednn.layouts import native_16bit_dtypes
 from tests.ops.test_bfloat16 import assert_near, dtypes_of, of_step, plan_of, with_parameters
-assert not halves()
+assert not native_16bit_dtypes()
 for name in ("convolutions", "LSTM"):
     net, x = with_parameters(name)
     expected = of_step(net, x.astype("float32"))
@@ -510,7 +510,7 @@ def test_results_are_right_without_the_instructions(variable):
 
 def test_info_reports_the_kernels_in_use():
     hidden = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
-    for environment, used in ((dict(os.environ), bool(halves())), (hidden, False)):
+    for environment, used in ((dict(os.environ), bool(native_16bit_dtypes())), (hidden, False)):
         command = [sys.executable, "-m", "flowmx", "info", "--json"]
         process = subprocess.run(command, env=environment, check=True, capture_output=True, timeout=60)
         numbers = json.loads(process.stdout)["numbers"]

@@ -840,7 +840,7 @@ def test_functions_are_the_same_without_llvms_linker(alone, tmp_path, monkeypatc
         monkeypatch.setattr(object_files, "load", load)
         monkeypatch.setattr(compiler, "_loaded", {})
         with settings.override(kernel_cache=str(tmp_path)):
-            compiled = compiler.compile(Loop([formula], 1, FLOAT)._write(compiler.features()))
+            compiled = compiler.compile(Loop([formula], 1, FLOAT)._generate(compiler.features()))
         out, loop = np.empty_like(values), Loop([formula], 1, FLOAT)
         loop.program.compiled = compiled
         assert loop.run(values.size, [], [values, out])

@@ -7,12 +7,12 @@ import pytest
 import flowmx as mx
 from flowmx.devices import cpu, get
 from flowmx.ops.kernels.llvm.casts import copy
-from flowmx.ops.kernels.llvm.elementwise import real_of
+from flowmx.ops.kernels.llvm.elementwise import float_type_of
 from flowmx.ops.math.conversion import as_type
 from flowmx.ops.registry.kernels import kernel_for
 from flowmx.ops.registry.operators import Run, lookup
 
-pytestmark = pytest.mark.skipif(real_of(np.dtype(np.float16)) is None, reason="the processor has no float16")
+pytestmark = pytest.mark.skipif(float_type_of(np.dtype(np.float16)) is None, reason="the processor has no float16")
 
 HALVES = [np.float16, ml_dtypes.bfloat16]
 EDGES = [0, -0.0, np.inf, -np.inf, np.nan, 1e-8, 6e-8, 65504, 65519, 65520, -65536, 3e38, 1e-40, 1.00390625, 1.01171875]

@@ -97,11 +97,11 @@ def expected(op, data, weight, bias=None, scale=None, addend=None):
         values += bias.astype(np.float64).reshape(column)
     if addend is not None:
         values += addend * np.float64(np.float32(op.factor))
-    if op.then == "relu":
+    if op.activation == "relu":
         return np.maximum(values, 0)
-    if op.then == "leaky":
+    if op.activation == "leaky":
         return np.where(values < 0, values * np.float32(op.slope), values)
-    return np.clip(values, 0, np.float32(op.top)) if op.then == "clip" else values
+    return np.clip(values, 0, np.float32(op.top)) if op.activation == "clip" else values
 
 
 def is_near(values, results):
@@ -166,16 +166,16 @@ def test_sums_are_exact(kind, shape, parameters, data_type):
 
 
 ENDINGS = [
-    {"out_dtype": "uint8", "then": "relu"},
+    {"out_dtype": "uint8", "activation": "relu"},
     {"out_dtype": "int8"},
-    {"out_dtype": "float32", "then": "leaky", "slope": 0.1},
-    {"out_dtype": "uint8", "then": "clip", "top": 90.0},
+    {"out_dtype": "float32", "activation": "leaky", "slope": 0.1},
+    {"out_dtype": "uint8", "activation": "clip", "top": 90.0},
     {"out_dtype": "int8", "no_bias": True},
 ]
 SUMS = [
     (INT8, {"out_dtype": "int8"}),
-    (UINT8, {"out_dtype": "uint8", "then": "relu"}),
-    (INT8, {"out_dtype": "uint8", "then": "clip", "top": 127.0}),
+    (UINT8, {"out_dtype": "uint8", "activation": "relu"}),
+    (INT8, {"out_dtype": "uint8", "activation": "clip", "top": 127.0}),
 ]
 
 
@@ -206,7 +206,7 @@ def test_convolutions_with_a_fused_addition(name):
     rng = np.random.default_rng(0)
     shape, parameters = CONVOLUTIONS[name]
     for (addend_type, ending), data_type in itertools.product(SUMS, (INT8, UINT8)):
-        options = {**parameters, "scaled": True, "added": True, "factor": 0.7, **ending}
+        options = {**parameters, "scaled": True, "has_addend": True, "factor": 0.7, **ending}
         op = layer(Int8Convolution, options, unsigned=data_type == UINT8)
         inputs = inputs_of(op, shape, data_type, rng)
         vectors = scales(op, inputs, rng)
@@ -230,7 +230,7 @@ def test_convolutions_with_a_fused_addition(name):
 @pytest.mark.parametrize(("kind", "shape", "parameters"), [*cases()])
 def test_packed_weights_give_the_same_results(kind, shape, parameters, data_type):
     rng = np.random.default_rng(0)
-    options = {**parameters, "scaled": True, "unsigned": data_type == UINT8, "out_dtype": "uint8", "then": "relu"}
+    options = {**parameters, "scaled": True, "unsigned": data_type == UINT8, "out_dtype": "uint8", "activation": "relu"}
     op = layer(kind, options)
     size = packed_size("cpu", layer(kind, options, packed=True), shape, data_type)
     is_small = shape == (1, 1, 1, 1) or (kind is Int8FullyConnected and np.prod(shape) * op.num_hidden < 1 << 15)
@@ -263,7 +263,9 @@ def computed_packed(op, inputs, packed, vectors, like):
 @pytest.mark.parametrize("data_type", [INT8, UINT8], ids=str)
 def test_the_fast_path_is_used(name, data_type):
     shape, parameters = CONVOLUTIONS[name]
-    op = layer(Int8Convolution, parameters, scaled=True, unsigned=data_type == UINT8, out_dtype="uint8", then="relu")
+    op = layer(
+        Int8Convolution, parameters, scaled=True, unsigned=data_type == UINT8, out_dtype="uint8", activation="relu"
+    )
     inputs = inputs_of(op, shape, data_type, np.random.default_rng(0))
     vectors = scales(op, inputs, np.random.default_rng(0))
     out = in_order(np.zeros(*out_of(op, [*inputs, *vectors])), "channels last")
@@ -495,10 +497,12 @@ def test_unknown_ranges_are_not_exported_to_onnx(tmp_path):
 
 @pytest.mark.skipif(found is None, reason="the oneDNN library is not installed")
 def test_sums_beyond_int32_use_the_plain_forward(monkeypatch):
-    monkeypatch.setattr(kernels, "loaded", lambda: SimpleNamespace(sums_bytes_exactly=lambda name: name == "exact"))
+    monkeypatch.setattr(
+        kernels, "library_or_raise", lambda: SimpleNamespace(sums_int8_exactly=lambda name: name == "exact")
+    )
     most = (2**31 - 1) // (255 * 128)
-    kernels._refuse("exact", most)
+    kernels._check_exactness("exact", most)
     with pytest.raises(onednn.Unsupported, match=f"{most + 1} products"):
-        kernels._refuse("exact", most + 1)
-    with pytest.raises(onednn.Unsupported, match="does not sum bytes exactly"):
-        kernels._refuse("another", 1)
+        kernels._check_exactness("exact", most + 1)
+    with pytest.raises(onednn.Unsupported, match="does not sum int8 products exactly"):
+        kernels._check_exactness("another", 1)

@@ -352,7 +352,7 @@ def test_scratch_memory_is_separate_for_each_number_of_threads(monkeypatch, tied
         scratch.append(np.full(nbytes + 4096, 7, np.uint8))
         return scratch[-1][:nbytes]
 
-    monkeypatch.setattr(work, "workspace", guarded)
+    monkeypatch.setattr(work, "workspace_memory", guarded)
 
     def with_threads(count, plans_alone):
         openmp.omp_set_num_threads(count)

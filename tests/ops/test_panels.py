@@ -43,7 +43,7 @@ def compare(monkeypatch, net, **shapes):
     layers = [node.op for node in bound.plan.forward if node.op.name.startswith("_fused")]
     assert layers
     assert all(op.panels for op in layers)
-    monkeypatch.setattr(algorithm_choice, "_is_by_panels", lambda op, data: False)
+    monkeypatch.setattr(algorithm_choice, "_uses_panel_kernel", lambda op, data: False)
     (expected, *_), _ = predict(net, **shapes)
     for result in results:
         assert_close(expected, result)
@@ -68,19 +68,19 @@ ACTIVATIONS = {
 }
 
 
-@pytest.mark.parametrize("then", ACTIVATIONS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("has_addend", [False, True])
 @pytest.mark.parametrize("is_compiled", [False, True])
-def test_convolutions(monkeypatch, then, norm, added, is_compiled):
+def test_convolutions(monkeypatch, activation, norm, has_addend, is_compiled):
     if not is_compiled:
         monkeypatch.setattr(Program, "get", lambda self: None)
     data = mx.sym.Variable("data")
     x = mx.sym.Convolution(data, kernel=(1, 1), num_filter=72, no_bias=norm, name="conv")
     x = mx.sym.BatchNorm(x, fix_gamma=False) if norm else x
-    x = x + mx.sym.Variable("addend") if added else x
-    more = {"addend": (2, 72, 5, 3)} if added else {}
-    compare(monkeypatch, ACTIVATIONS[then](x), data=(2, 40, 5, 3), **more)
+    x = x + mx.sym.Variable("addend") if has_addend else x
+    more = {"addend": (2, 72, 5, 3)} if has_addend else {}
+    compare(monkeypatch, ACTIVATIONS[activation](x), data=(2, 40, 5, 3), **more)
 
 
 def test_rows_in_chunks_on_two_threads(monkeypatch, two_threads_a_kernel):

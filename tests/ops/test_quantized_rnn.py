@@ -16,7 +16,7 @@ from flowmx.ops.quantization.quantized_rnn import QuantizedRNN
 from flowmx.ops.registry.operators import Run
 
 found = onednn.library()
-needs_vnni = pytest.mark.skipif(found is None or not found.sums_bytes_exactly(""), reason="the processor has no VNNI")
+needs_vnni = pytest.mark.skipif(found is None or not found.sums_int8_exactly(""), reason="the processor has no VNNI")
 
 # The results of MXNet 1.9.1 on a processor with AVX512.
 _REAL = [-3.0, -2.5, -1.0, -0.1, 0.0, 0.05, 0.5, 1.2, 2.5, 2.9]

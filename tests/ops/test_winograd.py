@@ -83,21 +83,21 @@ def test_sizes(monkeypatch, side, pad, size):
 
 
 @pytest.mark.parametrize("side", [2, 4])
-@pytest.mark.parametrize("then", ["", "relu", "leaky", "clip", "swish"])
+@pytest.mark.parametrize("activation", ["", "relu", "leaky", "clip", "swish"])
 @pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("added", [False, True])
-def test_epilogues(monkeypatch, side, then, norm, added):
+@pytest.mark.parametrize("has_addend", [False, True])
+def test_epilogues(monkeypatch, side, activation, norm, has_addend):
     data = mx.sym.Variable("data")
     x = layer(data, 16, no_bias=norm)
     x = mx.sym.BatchNorm(x, fix_gamma=False) if norm else x
-    x = x + data if added else x
+    x = x + data if has_addend else x
     x = {
         "": lambda: x,
         "relu": lambda: mx.sym.relu(x),
         "leaky": lambda: mx.sym.LeakyReLU(x, act_type="leaky", slope=0.1),
         "clip": lambda: mx.sym.clip(x, a_min=0, a_max=6),
         "swish": lambda: x * mx.sym.sigmoid(x),
-    }[then]()
+    }[activation]()
     compare(monkeypatch, net=x, side=side, data=(2, 16, 10, 7))
 
 
@@ -134,7 +134,7 @@ def test_other_convolutions_are_direct(monkeypatch, more, channels):
 
 
 def chosen(shape=(1, 64, 28, 28)):
-    op = FusedConvolution.create(kernel=(3, 3), pad=(1, 1), num_filter=64, packed=True, then="relu")
+    op = FusedConvolution.create(kernel=(3, 3), pad=(1, 1), num_filter=64, packed=True, activation="relu")
     return algorithm_choice.winograd_side(op, shape, np.dtype(np.float32))
 
 

@@ -78,7 +78,7 @@ def test_workspaces_do_not_overlap(name, grad_req):
 def test_a_bound_graph_uses_only_its_arena(monkeypatch):
     executor, sizes = bound(), []
     expected = results(executor)
-    monkeypatch.setattr(work, "workspace", lambda nbytes: sizes.append(nbytes) or np.empty(nbytes, np.uint8))
+    monkeypatch.setattr(work, "workspace_memory", lambda nbytes: sizes.append(nbytes) or np.empty(nbytes, np.uint8))
     for one, other in zip(expected, results(bound()), strict=True):
         np.testing.assert_array_equal(one, other)
     assert not any(sizes)
@@ -193,7 +193,9 @@ def test_large_data_is_processed_in_parts(monkeypatch, batch, order):
     monkeypatch.setattr(convolution, "_PART", 3 * 4 * 8 * 9 * 9)
     monkeypatch.setattr(work, "_plans", {})
     rng, run = np.random.default_rng(0), Run(devices.get(mx.cpu()), True)
-    op = lookup("_fused_Convolution").create(kernel=(3, 3), num_filter=8, pad=(1, 1), added=True, then="relu")
+    op = lookup("_fused_Convolution").create(
+        kernel=(3, 3), num_filter=8, pad=(1, 1), has_addend=True, activation="relu"
+    )
     shapes, (out,) = op.infer_shape([(batch, 8, 9, 9), None, None, None])
     inputs = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
     plain = np.empty(out, np.float32)

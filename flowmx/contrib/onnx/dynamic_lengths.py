@@ -21,8 +21,8 @@ class Varying(NamedTuple):
     first: int
     second: int
 
-    def times(self, other: Varying) -> int | None:
-        """Return the ratio of this length to another, or None if it is not a positive integer."""
+    def ratio_to(self, other: Varying) -> int | None:
+        """Return the ratio of this length to another length, or None if it is not a positive integer."""
         count, rest = divmod(self.first, other.first) if other.first else (0, 1)
         return count if not rest and count and count * other.second == self.second else None
 
@@ -32,12 +32,12 @@ Lengths = tuple[Length, ...]
 Shapes = dict[Entry, Lengths]
 
 
-def varying(length: int, number: int) -> Varying:
+def varying(length: int, axis: int) -> Varying:
     """Return a varying length. In the second trial it is a multiple, to preserve divisibility.
 
-    Each ``number`` has another multiple.
+    The factor depends on the axis, so that lengths of different axes stay distinguishable.
     """
-    return Varying(length, length * (2 + number))
+    return Varying(length, length * (2 + axis))
 
 
 def combine(first: Shape, second: Shape) -> Lengths:
@@ -67,7 +67,7 @@ def _infer(nodes: Sequence[Node], fixed: Mapping[Node, Shape], inputs: Mapping[N
 def make_dynamic(
     nodes: Sequence[Node], fixed: Mapping[Node, Shape], shapes: Mapping[Node, Shape]
 ) -> dict[Node, Lengths]:
-    """Make every axis dynamic that the graph permits. Axes are tried one by one, each in all inputs at once."""
+    """Make every axis that the graph permits dynamic. Axes are tried one by one, each in all inputs at once."""
     inputs: dict[Node, Lengths] = {node: tuple(shape) for node, shape in shapes.items()}
     for axis, length in dict.fromkeys((i, n) for shape in shapes.values() for i, n in enumerate(shape)):
         wider = {node: _with_varying(dims, axis, length) for node, dims in inputs.items()}

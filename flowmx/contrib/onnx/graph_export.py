@@ -14,7 +14,7 @@ from flowmx.contrib.onnx.graph_builder import Steps, describe_names, tensor_type
 from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.graph import infer
 from flowmx.graph.node import Entry, Node, topological
-from flowmx.graph.quantizing.known_ranges import Ends, known_ends
+from flowmx.graph.quantizing.known_ranges import Ends, known_bounds
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.operators import DType
 from flowmx.symbol import Symbol
@@ -111,7 +111,7 @@ class GraphExport:
 
     @cached_property
     def _ends(self) -> Ends:
-        return known_ends(self._nodes, self.dtypes)
+        return known_bounds(self._nodes, self.dtypes)
 
     def end(self, entry: Entry) -> np.float32:
         """Return the value of an entry that is the end of a range.

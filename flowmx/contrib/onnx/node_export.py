@@ -151,7 +151,7 @@ class NodeExport:
         return np.asarray(value, self.dtype(index))
 
     def cast(self, value: str, dtype: object) -> str:
-        """Cast a value to another dtype."""
+        """Cast a value to a different dtype."""
         return self.add("Cast", value, to=tensor_type(dtype))
 
     def truth(self, value: str) -> str:
@@ -218,7 +218,7 @@ class NodeExport:
             (times, name, axis)
             for name, dims in self._available_lengths()
             for axis, length in enumerate(dims)
-            if isinstance(length, Varying) and (times := target.times(length))
+            if isinstance(length, Varying) and (times := target.ratio_to(length))
         ]
         if candidates:
             times, name, axis = min(candidates, key=lambda candidate: candidate[0])

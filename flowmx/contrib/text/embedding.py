@@ -95,7 +95,7 @@ class _TokenEmbedding(Vocabulary):
             new_vectors: vectors of shape (``vec_len``,) for one token, else (tokens, ``vec_len``).
 
         Raises:
-            AssertionError: the vectors have another shape (as in MXNet).
+            AssertionError: the vectors have a different shape (as in MXNet).
             ValueError: a token is unknown.
         """
         names = tokens if isinstance(tokens, list) else [tokens]

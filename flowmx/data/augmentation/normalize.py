@@ -54,7 +54,7 @@ def write_image(out: Any, image: Image, mirrored: bool, scaling: Scaling | None)
 
 
 def _round_half_away(mean: Any) -> Any:
-    """Round to integers, and halves away from zero, as in C."""
+    """Round to integers, and ties away from zero, as in C."""
     return (np.sign(mean) * np.floor(np.abs(mean) + 0.5)).astype(np.int16)
 
 

@@ -36,7 +36,7 @@ class Part(IntEnum):
     WHOLE, FIRST, MIDDLE, LAST = range(4)
 
 
-class Head(NamedTuple):
+class Header(NamedTuple):
     """The header of a part of a record."""
 
     part: Part
@@ -82,7 +82,7 @@ def _magics(content: bytes) -> Iterator[int]:
             offset = content.find(MAGIC, offset + 1)
 
 
-def read_head(raw: bytes | bytearray | memoryview, offset: int, path: str) -> Head:
+def read_head(raw: bytes | bytearray | memoryview, offset: int, path: str) -> Header:
     """Read a part's header.
 
     Args:
@@ -109,4 +109,4 @@ def read_head(raw: bytes | bytearray | memoryview, offset: int, path: str) -> He
         raise RecordFormatError(
             f"RecordIO: the record at offset {offset} of {path!r} has the flag {flag}, expected 0 to 3"
         )
-    return Head(Part(flag), word & (LIMIT - 1))
+    return Header(Part(flag), word & (LIMIT - 1))

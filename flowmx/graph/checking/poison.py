@@ -28,8 +28,8 @@ class Group(NamedTuple):
 
     Attributes:
         chains: sequences of steps that may run concurrently; a single step if none do.
-        taken: the bytes that they start to use, for each device.
-        freed: the bytes that hold no value once all have run, for each device.
+        taken: the number of bytes that they start to use, for each device.
+        freed: the number of bytes that hold no value once all have run, for each device.
     """
 
     chains: Sequence[Sequence[Node]]

@@ -22,7 +22,7 @@ from flowmx.ops.registry.operators import Shape
 
 
 def fuse_attention(graph: Graph, variables: Collection[Node]) -> Graph:
-    """Replace each attention that a device has a kernel for with one operator.
+    """Fuse each attention into one operator, if a device has a kernel for it.
 
     Args:
         graph: the outputs, before differentiation.
@@ -65,11 +65,11 @@ def _replace(rewriter: Rewriter, node: Node, attention: Attention, differentiabl
     if rewriter.dtypes[out] != dtype:
         out = Entry(rewriter.make(AmpCast.create(dtype=name_of(dtype)), [out], node), 0)
     rewriter.replace(Entry(node, 0), out)
-    rewriter.note(f"{node.name} is one operator with its softmax and the product before it")
+    rewriter.note(f"{node.name} is fused with its softmax and the first product into one attention operator")
 
 
 def _reshape(rewriter: Rewriter, entry: Entry, shape: Shape, like: Node) -> Entry:
-    """Return an entry in another shape, through a reshape if necessary."""
+    """Return an entry in a different shape, through a reshape if necessary."""
     if rewriter.shapes[entry] == shape:
         return entry
     return Entry(rewriter.make(Reshape.create(shape=shape), [entry], like), 0)

@@ -74,7 +74,7 @@ def _fold(rewriter: Rewriter, layer: Node, norm: Node) -> None:
     parameters: dict[str, Any] = {"eps": op.eps, "fix_gamma": op.fix_gamma, "biased": bool(bias)}
     scale_and_shift = ScaleAndShift.create(**parameters)
     numbers = rewriter.make(scale_and_shift, [*map(rewriter.new, norm.inputs[1:]), *bias], norm)
-    folded = fused_operator(layer, no_bias=False, scaled=True, then=NORMALIZATIONS[type(op)])
+    folded = fused_operator(layer, no_bias=False, scaled=True, activation=NORMALIZATIONS[type(op)])
     fused = rewriter.make(folded, [data, weight, Entry(numbers, 1), Entry(numbers, 0)], layer)
     rewriter.replace(Entry(norm, 0), Entry(fused, 0))
     rewriter.note(f"{norm.name} is folded into {layer.name}")

@@ -11,7 +11,7 @@ import numpy as np
 
 from flowmx.graph.graph import Graph, Options, Rewriter, is_run_invariant
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.quantizing.known_ranges import known_ends, ranges_of
+from flowmx.graph.quantizing.known_ranges import known_bounds, ranges_of
 from flowmx.ops.arrays.reshape import Flatten
 from flowmx.ops.compiled.constant import Constant
 from flowmx.ops.quantization.conversions import Dequantize, QuantizeV2
@@ -33,12 +33,12 @@ def fold_int8(graph: Graph, options: Options) -> Graph:
 
 
 class _Folding:
-    """One walk over a graph."""
+    """The folding of one graph."""
 
     def __init__(self, graph: Graph) -> None:
         self._rewriter = Rewriter(graph)
         self._graph = graph
-        self._ranges = known_ends(self._rewriter.nodes, graph.dtypes)
+        self._ranges = known_bounds(self._rewriter.nodes, graph.dtypes)
         self._results = set(graph.results())
         self._constants: dict[bytes, Entry] = {}
         for node in self._rewriter.nodes:
@@ -60,13 +60,13 @@ class _Folding:
         elif layer is None or not (self._fold(node, layer) or self._keep_filters(node, layer)):
             self._rewriter.keep(node)
         for index in range(1, node.outputs()):
-            self._replace_end(Entry(node, index))
+            self._replace_bound(Entry(node, index))
 
     def _simplify(self, node: Node) -> bool:
-        """Replace an operator whose ranges are known with one without ranges; return False if impossible."""
+        """Replace an operator whose ranges are known with an operator without ranges; return False if impossible."""
         op, rewriter = node.op, self._rewriter
-        ends = [Entry(node, index) for index in range(1, node.outputs())]
-        if any(entry not in self._ranges or entry in self._results for entry in ends):
+        bounds = [Entry(node, index) for index in range(1, node.outputs())]
+        if any(entry not in self._ranges or entry in self._results for entry in bounds):
             return False
         new_op: Operator | None = None
         if isinstance(op, QuantizeV2) and op.calibrated is not None and self._graph.dtypes[node.inputs[0]] == FLOAT32:
@@ -90,14 +90,14 @@ class _Folding:
         return True
 
     def _round_range(self, node: Node) -> None:
-        """Round a range that is computed at each call to one of a few, with room for states."""
+        """Quantize with a range that is rounded up to one of a few values, so that few primitives are created."""
         rewriter = self._rewriter
         quantize = rewriter.make(QuantizeForStates.create(), [rewriter.new(node.inputs[0])], node)
         for index in range(node.outputs()):
             rewriter.replace(Entry(node, index), Entry(quantize, index))
 
-    def _replace_end(self, entry: Entry) -> None:
-        """Replace the end of a known range with a constant."""
+    def _replace_bound(self, entry: Entry) -> None:
+        """Replace the minimum or maximum of a known range with a constant."""
         if entry not in self._ranges or entry in self._results:
             return
         value = np.full((1,), self._ranges[entry], np.float32)
@@ -108,7 +108,7 @@ class _Folding:
         self._rewriter.replace(entry, self._constants[key])
 
     def _keep_filters(self, node: Node, op: SubgraphLayer) -> bool:
-        """Make a convolution with a range from each call read precomputed filters; return False if it cannot."""
+        """Precompute the filters of a convolution whose range is computed at run time; return False if it cannot."""
         if not isinstance(op, SubgraphConvolution) or op.calibrated is not None:
             return False
         rewriter = self._rewriter

@@ -53,7 +53,7 @@ _FLOAT32_OPERATORS: dict[type, type[Operator]] = {
     FullyConnectedWeight: WideFullyConnectedWeight,
 }
 """For the gradient of each layer's weight, the operator that computes it in float32."""
-_ACTIVATIONS = Fused.parameters["then"].choices
+_ACTIVATIONS = Fused.parameters["activation"].choices
 MAX_SWISH = 1 << 13
 """The maximum number of elements of a layer's output for a swish in the layer."""
 
@@ -70,14 +70,14 @@ class _Group:
         layer: the convolution or product.
         members: the operators to fuse, in order.
         bias, addend: the entries that they add.
-        then, slope, top: the activation, as in :class:`flowmx.ops.compiled.fused_layers.Fused`.
+        activation, slope, top: the activation, as in :class:`flowmx.ops.compiled.fused_layers.Fused`.
     """
 
     layer: Node
     members: list[Node] = field(default_factory=list)
     bias: Entry | None = None
     addend: Entry | None = None
-    then: str = ""
+    activation: str = ""
     slope: float = 0.25
     top: float = 0.0
 
@@ -174,9 +174,9 @@ def _groups(rewriter: Rewriter, dtypes: Collection[DType]) -> dict[Node, _Group]
 
 def _group_of(rewriter: Rewriter, layer: Node, readers: Readers, members: set[Node]) -> _Group:
     """Return a layer with all operators that can be fused into it."""
-    group = _Group(layer, then=getattr(layer.op, "then", ""))
+    group = _Group(layer, activation=getattr(layer.op, "activation", ""))
     end = Entry(layer, 0)
-    while rewriter.uses.get(end) == 1 and readers[end] and not group.then:
+    while rewriter.uses.get(end) == 1 and readers[end] and not group.activation:
         user = readers[end][0]
         is_near = rewriter.graph.context(user) is rewriter.graph.context(layer)
         if (
@@ -187,9 +187,9 @@ def _group_of(rewriter: Rewriter, layer: Node, readers: Readers, members: set[No
             break
         group.members.append(user)
         end = Entry(user, 0)
-    if not group.then and (swish := _swish_of(rewriter, end, readers)) and not members.intersection(swish):
+    if not group.activation and (swish := _swish_of(rewriter, end, readers)) and not members.intersection(swish):
         group.members += swish
-        group.then = "swish"
+        group.activation = "swish"
     return group
 
 
@@ -214,7 +214,7 @@ def _fuse_activation(group: _Group, user: Node) -> bool:
     kind = activation_of(user)
     if not kind or kind not in _ACTIVATIONS:
         return False
-    group.then, group.slope = kind, getattr(user.op, "slope", group.slope)
+    group.activation, group.slope = kind, getattr(user.op, "slope", group.slope)
     group.top = getattr(user.op, "a_max", group.top)
     return True
 
@@ -249,12 +249,12 @@ def _replace_group(rewriter: Rewriter, group: _Group, last: Node) -> None:
         changes["no_bias"] = False
     if group.addend is not None:
         entries.append(rewriter.new(group.addend))
-        changes["added"] = True
-    if group.then:
-        changes["then"] = group.then
-    if group.then == "leaky":
+        changes["has_addend"] = True
+    if group.activation:
+        changes["activation"] = group.activation
+    if group.activation == "leaky":
         changes["slope"] = group.slope
-    if group.then == "clip":
+    if group.activation == "clip":
         changes["top"] = group.top
     layer_ = rewriter.make(fused_operator(layer, **changes), entries, layer)
     rewriter.replace(Entry(last, 0), Entry(layer_, 0))

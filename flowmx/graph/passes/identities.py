@@ -135,7 +135,7 @@ def _view(site: _Site) -> Entry | None:
 
 
 def _cast(site: _Site) -> Entry | None:
-    """Remove casts to another dtype and back, if the other dtype holds every number of the first."""
+    """Remove casts to a different dtype and back, if the other dtype holds every number of the first."""
     source = site.inner(lambda op: op.traits.casts)
     if source is not None and site.is_like(source):
         middle = site.rewriter.dtypes[site.inputs[0]]

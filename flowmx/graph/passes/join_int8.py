@@ -85,7 +85,7 @@ class _Group:
         inner: the nodes in between, in order.
         bias: the vector that is added to each row, if the layer has no bias.
         addend: the dequantize node of the addend.
-        then: the activation, as in :class:`Int8`.
+        activation: the activation, as in :class:`Int8`.
         top: the upper bound of clip, in floating point.
         quantize: the quantize operator of the output; None if that stays floating point.
         inner_quantize: an earlier one, before the addend or the activation.
@@ -96,7 +96,7 @@ class _Group:
     inner: list[Node] = field(default_factory=list)
     bias: Entry | None = None
     addend: Node | None = None
-    then: str = ""
+    activation: str = ""
     top: float = 0.0
     quantize: QuantizeLinear | None = None
     inner_quantize: QuantizeLinear | None = None
@@ -150,7 +150,7 @@ class _Joining:
         self._add_bias(group)
         self._add_activation(group)
         self._add_quantize(group)
-        if group.quantize is not None and not group.then:
+        if group.quantize is not None and not group.activation:
             self._extend(group, members)
         return group
 
@@ -169,12 +169,12 @@ class _Joining:
         kind = "" if user is None else activation_of(user)
         if user is not None and kind in ("relu", "clip"):
             self._append(group, user)
-            group.then, group.top = kind, getattr(user.op, "a_max", 0.0)
+            group.activation, group.top = kind, getattr(user.op, "a_max", 0.0)
 
     def _add_quantize(self, group: _Group) -> None:
         user = self._only_user(group.end)
         # Kernels apply the activation last, after adding the zero point, which must then be 0.
-        if user is not None and isinstance(user.op, QuantizeLinear) and not (group.then and user.op.zero):
+        if user is not None and isinstance(user.op, QuantizeLinear) and not (group.activation and user.op.zero):
             self._append(group, user)
             group.quantize = user.op
 
@@ -250,10 +250,14 @@ class _Joining:
             data = Entry(rewriter.make(view.op, [data], view), 0)
         if isinstance(op, Convolution) and source.zero and any(op.pad or ()):
             data, parameters["pad"] = self._pad(data, op, source.zero, node), (0,) * len(op.kernel)
-        parameters |= {"unsigned": rewriter.dtypes[data] == UINT8, "then": group.then, "top": group.top / out_scale}
+        parameters |= {
+            "unsigned": rewriter.dtypes[data] == UINT8,
+            "activation": group.activation,
+            "top": group.top / out_scale,
+        }
         inputs = [data, rewriter.new(weight.inputs[0]), Entry(vectors, 0), Entry(vectors, 1)]
         if addend is not None:
-            parameters |= {"added": True, "factor": factor}
+            parameters |= {"has_addend": True, "factor": factor}
             inputs.append(rewriter.new(addend.inputs[0]))
         layer = rewriter.make(_LAYERS[type(op)].create(**parameters), inputs, node)
         rewriter.replace(Entry(group.end, 0), Entry(layer, 0))

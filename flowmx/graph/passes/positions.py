@@ -101,7 +101,7 @@ def _set_stride(rewriter: Rewriter, node: Node, stride: Shape, step: Shape) -> N
     inputs = [rewriter.new(entry) for entry in node.inputs]
     changed = type(op).create(**{**non_defaults(op), "stride": stride})
     size, shape = changed.output_shape(rewriter.shapes[inputs[0]])[2:], rewriter.shapes[Entry(node, 0)]
-    if getattr(op, "added", False) and rewriter.shapes[inputs[-1]][2:] != size:
+    if getattr(op, "has_addend", False) and rewriter.shapes[inputs[-1]][2:] != size:
         part = Slice.create(begin=(None,) * len(shape), end=(None,) * len(shape), step=(None, None, *step))
         inputs[-1] = Entry(rewriter.make(part, [inputs[-1]], node, f"{node.name} addend"), 0)
     new = Entry(rewriter.make(changed, inputs, node), 0)
@@ -123,7 +123,7 @@ def _commutes(rewriter: Rewriter, node: Node) -> bool:
     layer: Any = source.node.op
     if type(layer) not in _CONVOLUTIONS or rewriter.uses[source] != 1 or not is_floating(rewriter.dtypes[source]):
         return False
-    is_linear = not getattr(layer, "then", "") and not getattr(layer, "added", False)
+    is_linear = not getattr(layer, "activation", "") and not getattr(layer, "has_addend", False)
     size, out = rewriter.shapes[source][2:], rewriter.shapes[Entry(node, 0)][2:]
     is_complete = op.global_pool or (
         max(op.pad, default=0) == 0

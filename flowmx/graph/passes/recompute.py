@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from flowmx.errors import BudgetError
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.passes.recompute_candidates import Repeats
+from flowmx.graph.passes.recompute_candidates import RecomputeCandidates
 from flowmx.graph.passes.recompute_choice import choose
 from flowmx.graph.plan import Plan, make_plan
 from flowmx.graph.planning.live_bytes import external
@@ -41,7 +41,7 @@ def recompute(graph: Graph, options: Options) -> Graph:
     forced = [node for node in graph.forward() if is_forced(node)] if graph.gradients else []
     if not forced and not (options.mirror and graph.gradients):
         return graph
-    repeats = Repeats(graph)
+    repeats = RecomputeCandidates(graph)
     chosen = repeats.select(lambda index: options.mirror and is_cheap(repeats.nodes[index]), forced=is_forced)
     before, after = repeats.measure(())[0], repeats.measure(chosen)[0]
     if not forced and after >= before:
@@ -50,7 +50,7 @@ def recompute(graph: Graph, options: Options) -> Graph:
 
 
 def fit(
-    graph: Graph, options: Options, budget: int, repeats: Repeats | None = None,
+    graph: Graph, options: Options, budget: int, repeats: RecomputeCandidates | None = None,
     make: Callable[[Graph], Plan] | None = None,
 ) -> Plan:  # fmt: skip
     """Return the plan that recomputes as little as possible so that its internal values fit into a budget.
@@ -58,7 +58,7 @@ def fit(
     Args:
         graph: the graph.
         options: the compiler options.
-        budget: the maximum bytes.
+        budget: the maximum size of internal values in bytes.
         repeats: the recomputable nodes, if it is known that the graph does not fit as it is.
         make: makes a plan (default: as the compiler does if all outputs have external memory).
 
@@ -70,7 +70,7 @@ def fit(
         plain = make(graph)
         if plain.internal_bytes() <= budget:
             return plain
-        repeats = Repeats(graph, workspace_bytes(plain))
+        repeats = RecomputeCandidates(graph, workspace_bytes(plain))
     before, target, minimum = repeats.measure(())[0], budget, 0
     for attempts in reversed(range(_ATTEMPTS)):
         choice = choose(repeats, target if attempts else 0)  # at last the smallest choice
@@ -88,7 +88,7 @@ def fit(
 
 
 def workspace_bytes(plan: Plan) -> dict[Node, int]:
-    """Return the bytes of workspace that steps of a plan need while they run."""
+    """Return the size in bytes of the workspace that steps of a plan need while they run."""
     return {node: plan.lives[place].size for node, place in plan.workspace.items()}
 
 
@@ -103,7 +103,7 @@ def _with_note(graph: Graph, before: int, after: int) -> Graph:
     )
 
 
-def _advice(repeats: Repeats, options: Options, budget: int, minimum: int) -> str:
+def _advice(repeats: RecomputeCandidates, options: Options, budget: int, minimum: int) -> str:
     """Return a message why a budget is too small, and what would help."""
     if not (options.share and options.in_place):
         hint = "let values share memory: FLOWMX_EXEC_ENABLE_INPLACE=1 and FLOWMX_EXEC_MATCH_RANGE=10"

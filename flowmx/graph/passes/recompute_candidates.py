@@ -1,4 +1,8 @@
-"""Candidates for recomputation in a forward pass, with cost and savings: by position, without creating graphs."""
+"""Candidates for recomputation in a forward pass, with cost and savings.
+
+Steps are identified by their positions, and no graphs are created. A *copy* of a step is its second execution, in the
+backward pass.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +22,21 @@ _SMALL = 8
 """A value this many times smaller than a result may be kept in order to recompute the result."""
 
 
-class Repeats:
+class RecomputeCandidates:
     """The steps of a training graph, and which of them may be recomputed.
 
     Args:
         graph: the graph.
-        workspaces: the bytes that nodes need while they run.
+        workspaces: the sizes in bytes of the scratch memory that nodes need while they run.
 
     Attributes:
         nodes: the operators of the forward pass, then those of the backward pass.
         forward: the number of forward operators.
         values: the values that the operators read and write.
-        bytes: for each forward operator, the bytes of its results.
+        bytes: for each forward operator, the total size of its results in bytes.
         cost: for each forward operator, its approximate time, as the number of bytes that could be moved meanwhile.
-        source: for each value, the position of the step that computes it; -1 if a copy does not compute it.
+        source: for each value, the position of the step that computes it; -1 if a copy of that step does not restore
+            it.
         read_backward: whether the backward pass reads a value.
         recomputable: whether each step may be recomputed.
         choices: cached choices, by the budget in bytes.
@@ -59,7 +64,7 @@ class Repeats:
         changed = written_variables(self.nodes, graph.train)
         copied = {e for n in self.nodes if isinstance(n.op, CopyToDevice) for e in n.inputs}
         self.recomputable = [
-            _may_repeat(node, graph.train, changed)
+            _is_recomputable(node, graph.train, changed)
             and not any(value in self.values.results or not sizes[value] for value in steps[position].writes[:1])
             and not any(Entry(node, index) in copied for index in range(node.outputs()))
             for position, node in enumerate(forward)
@@ -86,7 +91,7 @@ class Repeats:
             if not self.recomputable[index]:
                 continue
             reads, writes, *_ = self.values.steps[index]
-            if not writes:  # a view follows the viewed value
+            if not writes:  # a view is recomputed with the value that it views
                 viewed = self.values.numbers.get(self.nodes[index].inputs[0], -1)
                 recomputed[index] = viewed >= 0 and self.source[viewed] >= 0 and recomputed[self.source[viewed]]
             elif not any(value in keep for value in writes):
@@ -106,21 +111,21 @@ class Repeats:
         )
 
     def touched_bytes(self, index: int) -> int:
-        """Return the bytes that a step reads and writes."""
+        """Return the number of bytes that a step reads and writes."""
         reads, writes, *_ = self.values.steps[index]
         return sum([self.values.sizes[value] for value in (*reads, *writes)])
 
     def measure(self, recomputed: Collection[int]) -> tuple[int, float]:
-        """Return the maximum number of bytes alive at one step, and the approximate time of recomputing these steps."""
-        alive_bytes, price = self._alive(recomputed)
-        return max(alive_bytes, default=0), price
+        """Return the maximum number of live bytes at one step, and the approximate cost of recomputing these steps."""
+        live_bytes, cost = self._live_bytes(recomputed)
+        return max(live_bytes, default=0), cost
 
-    def _alive(self, recomputed: Collection[int]) -> tuple[list[int], float]:
-        """Return the bytes alive at each step, including copies, and the price of the copies."""
+    def _live_bytes(self, recomputed: Collection[int]) -> tuple[list[int], float]:
+        """Return the number of live bytes at each step, with recomputed values, and the cost of recomputing them."""
         chosen, copied = bytearray(self.forward), bytearray(self.forward)
         for index in recomputed:
             chosen[index] = 1
-        steps, sources, order, price = self.values.steps, self._sources, self.values.steps[: self.forward], 0.0
+        steps, sources, order, cost = self.values.steps, self._sources, self.values.steps[: self.forward], 0.0
         for current in range(self.forward, len(steps)):
             stack = [index for index in sources[current] if chosen[index]]
             if not stack:
@@ -139,29 +144,29 @@ class Repeats:
                 stack.pop()
                 if not copied[index]:
                     copied[index] = 1
-                    price += self.cost[index]
+                    cost += self.cost[index]
                     order.append(self._copy_of(index, chosen))
             order.append(self._with_copies(steps[current], chosen))
-        return alive(order, [*self.values.sizes, *self.values.sizes], self.values.results), price
+        return alive(order, [*self.values.sizes, *self.values.sizes], self.values.results), cost
 
     def _with_copies(self, step: StepValues, chosen: Sequence[int]) -> StepValues:
         """Return a step that reads copies if there are any; a copy is numbered after all values."""
         count, source = len(self.source), self.source
         reads = {value: value + count * (source[value] >= 0 and chosen[source[value]]) for value in step.reads}
-        takes = tuple([(reads[a], b) for a, b in step.takes])
-        return StepValues(tuple(reads.values()), step.writes, takes, step.workspace)
+        in_place = tuple([(reads[a], b) for a, b in step.in_place])
+        return StepValues(tuple(reads.values()), step.writes, in_place, step.workspace)
 
     def _copy_of(self, index: int, chosen: Sequence[int]) -> StepValues:
         """Return the copy of a step."""
         count = len(self.source)
-        reads, writes, takes, workspace = self._with_copies(self.values.steps[index], chosen)
+        reads, writes, in_place, workspace = self._with_copies(self.values.steps[index], chosen)
         copies = {value: value + count for value in writes if self.source[value] >= 0}
         return StepValues(
-            reads, tuple(copies.values()), tuple([(a, copies[b]) for a, b in takes if b in copies]), workspace
+            reads, tuple(copies.values()), tuple([(a, copies[b]) for a, b in in_place if b in copies]), workspace
         )
 
 
-def _may_repeat(node: Node, train: bool, changed: Collection[Node]) -> bool:
+def _is_recomputable(node: Node, train: bool, changed: Collection[Node]) -> bool:
     """Return whether a second run of a node gives the same result, without side effects."""
     assert node.op is not None
     if node.op.name in RECOMPUTED:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flowmx.graph.passes.recompute_candidates import Repeats
+from flowmx.graph.passes.recompute_candidates import RecomputeCandidates
 
 _CLASSES = 8
 """The number of cost classes that nodes are sorted into."""
@@ -43,7 +43,7 @@ class Choice(NamedTuple):
     price: float
 
 
-def choose(repeats: Repeats, budget: int) -> Choice:
+def choose(repeats: RecomputeCandidates, budget: int) -> Choice:
     """Return the cheapest choice within the budget, or else the one with the lowest peak."""
     choice: Choice | None = repeats.choices.get(budget)
     if choice is None:
@@ -70,7 +70,7 @@ def _choose(search: _Search, budget: int) -> Choice:
     return min((search.shorten(high, *row, budget) for row in fitting[:_SEGMENTS]), key=lambda choice: choice.price)
 
 
-def segments(repeats: Repeats, count: int) -> list[int]:
+def segments(repeats: RecomputeCandidates, count: int) -> list[int]:
     """Return the steps before which ``count`` segments of the forward pass end, where few bytes cross."""
     search = _Search(repeats)
     if not search.classes:
@@ -85,7 +85,7 @@ class _Search:
         classes: the highest cost per byte of each class, from cheap to expensive.
     """
 
-    def __init__(self, repeats: Repeats) -> None:
+    def __init__(self, repeats: RecomputeCandidates) -> None:
         self._repeats = repeats
         cost = np.array(repeats.cost) / np.maximum(1, repeats.bytes)
         self._cost = np.where(np.array(repeats.bytes) > 0, cost, 0.0)
@@ -147,7 +147,7 @@ class _Search:
             yield whole / 2**halved
 
     def _recomputable_bytes(self, cost_class: int) -> np.ndarray:
-        """Return the bytes of each step's results that may be recomputed."""
+        """Return the size in bytes of each step's results that may be recomputed."""
         recomputable = np.array(self._repeats.recomputable, bool) & (self._cost <= self.classes[cost_class])
         return np.where(recomputable, np.array(self._repeats.bytes, np.int64), 0)
 

@@ -1,9 +1,9 @@
 """16-bit prediction in float32, if a processor or a kernel has no 16-bit arithmetic.
 
 If each operator cast separately, every kernel would cast its inputs and outputs. This pass casts only at the borders of
-a region of such operators; the values inside have more digits, and all other passes for float32 apply to them.
-Parameters are cast once. If the processor has 16-bit products, operators with such kernels stay as they are, except
-between operators without.
+a region of such operators; intermediate values have float32 precision, and all other passes for float32 apply to them.
+Parameters are cast once. If the processor has 16-bit products, operators with such kernels stay as they are, unless all
+their 16-bit inputs are already computed in float32.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Widening:
         self._wide: dict[Entry, Entry] = {}
         """The float32 version of each 16-bit entry of the old graph."""
         self._narrow: dict[Entry, Entry] = {}
-        """The 16-bit copy of each of them that was computed in float32."""
+        """The 16-bit copy of each entry that was computed in float32."""
         for node in self._rewriter.nodes:
             if node.op is not None and not self._cast_parameter(node, node.op) and not self._widen(node, node.op):
                 for entry in node.inputs:
@@ -79,7 +79,7 @@ class _Widening:
         return True
 
     def _stays_half(self, node: Node, op: Operator, dtype: DType) -> bool:
-        """Return whether a node stays in 16 bits: it has a kernel, and not all its 16-bit inputs are float32 now."""
+        """Return whether a node stays in 16 bits: it has a kernel, and some 16-bit input is not computed in float32."""
         if dtype not in self._options.product_dtypes or not kernels.computes(self._options.device_type, op, dtype):
             return False
         halves = [entry for entry in node.inputs if _is_half(self._rewriter.graph.dtypes[entry])]
@@ -109,7 +109,7 @@ class _Widening:
         return self._wide[entry]
 
     def _as_half(self, entry: Entry) -> None:
-        """Provide an entry that was computed in float32 in 16 bits, too."""
+        """Add a 16-bit copy of an entry that was computed in float32."""
         rewriter = self._rewriter
         dtype = rewriter.graph.dtypes[entry]
         is_computed = entry in self._wide and entry.node.op is not None and rewriter.new(entry) == entry
@@ -124,7 +124,7 @@ def _widest(dtype: DType) -> DType:
 
 
 def _parameters(graph: Graph) -> set[Node]:
-    """Return the variables that are read only as parameters: as inputs after the data of operators.
+    """Return the variables that are read only as parameters, that is, as inputs other than an operator's ``data``.
 
     Views and concatenations of parameters count as the parameters.
     """

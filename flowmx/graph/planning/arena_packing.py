@@ -26,7 +26,7 @@ _PAGE = 4096
 
 
 class Life(NamedTuple):
-    """A value: its bytes, and the first and last step that need it."""
+    """A value: its size in bytes, and the first and last step that need it."""
 
     size: int
     first: int

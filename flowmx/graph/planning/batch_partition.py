@@ -42,13 +42,13 @@ class Partition:
     Attributes:
         members: the operators of the region, in order, with their batch parts.
         before, after: the others, in order.
-        tied: the first operator that needs the whole result of the region.
+        first_consumer: the first operator that needs the whole result of the region.
     """
 
     members: dict[Node, BatchParts] = field(default_factory=dict)
     before: dict[Node, None] = field(default_factory=dict)
     after: dict[Node, None] = field(default_factory=dict)
-    tied: Node | None = None
+    first_consumer: Node | None = None
 
 
 def batches(graph: Graph) -> list[int]:
@@ -59,7 +59,7 @@ def batches(graph: Graph) -> list[int]:
 
 
 def output_bytes(graph: Graph, nodes: Collection[Node]) -> int:
-    """Return the bytes of the outputs of operators."""
+    """Return the total size of the outputs of operators, in bytes."""
     return sum(nbytes(graph, Entry(node, index)) for node in nodes for index in range(node.outputs()))
 
 
@@ -71,7 +71,7 @@ def part(
     Args:
         graph: the graph.
         units: the number of equal parts that the batch can be cut into.
-        nodes: the operators, in order (default: all); the values of others exist before.
+        nodes: the operators, in order (default: all); all other values are computed beforehand.
         allowed: the operators that may be in the region (default: all).
     """
     nodes = [node for node in graph.nodes() if node.op is not None] if nodes is None else nodes
@@ -159,7 +159,10 @@ class _Partitioner:
         return is_pure(op, train)
 
     def _fits(self, node: Node, parts: BatchParts, kinds: Sequence[Kind | None]) -> bool:
-        """Return whether a slice has the inputs of an operator, after moving those needed whole before the region."""
+        """Return whether a slice has the inputs of an operator.
+
+        Operators whose whole results are needed are first moved in front of the region.
+        """
         if Kind.SUM in kinds:
             return False
         if any(
@@ -185,19 +188,19 @@ class _Partitioner:
 
     def _extract(self, needed: Sequence[Node]) -> bool:
         """Move members, and those they read, before the region; return False if they are too many or too expensive."""
-        partition: dict[Node, None] = {}
+        nodes_to_move: dict[Node, None] = {}
         stack = list(needed)
         while stack:
             node = stack.pop()
-            if node not in partition:
-                partition[node] = None
+            if node not in nodes_to_move:
+                nodes_to_move[node] = None
                 stack += [entry.node for entry in node.inputs if entry.node in self._partition.members]
         graph = self._graph
-        ops = [node.op for node in partition if node.op is not None]
-        if len(partition) > _EXTRACTION_LIMIT or any(op.traits.heavy or op.draws(graph.train) for op in ops):
+        ops = [node.op for node in nodes_to_move if node.op is not None]
+        if len(nodes_to_move) > _EXTRACTION_LIMIT or any(op.traits.heavy or op.draws(graph.train) for op in ops):
             return False
         for node in self._nodes:
-            if node in partition:
+            if node in nodes_to_move:
                 del self._partition.members[node]
                 self._partition.before[node] = None
                 for index in range(node.outputs()):
@@ -214,8 +217,8 @@ class _Partitioner:
     def _add_after(self, node: Node) -> None:
         assert node.op is not None
         partition, train = self._partition, self._graph.train
-        if partition.tied is None and not any(self._kinds.get(entry) is Kind.AFTER for entry in node.inputs):
-            partition.tied = node
+        if partition.first_consumer is None and not any(self._kinds.get(entry) is Kind.AFTER for entry in node.inputs):
+            partition.first_consumer = node
         partition.after[node] = None
         self._written |= written_variables([node], train)
         self._has_drawn |= node.op.draws(train)

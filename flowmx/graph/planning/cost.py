@@ -52,7 +52,7 @@ def nanoseconds(node: Node, form: Shapes, cores: int) -> float:
 
 @cache
 def last_level_cache() -> int:
-    """Return the bytes of the processor's last-level cache, or a typical size if the system does not report it."""
+    """Return the size of the last-level cache in bytes, or a typical size if the system does not report it."""
     try:
         text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text().strip()
         return int(text[:-1]) << {"K": 10, "M": 20}[text[-1]]
@@ -65,7 +65,7 @@ def with_memory_traffic(costs: Any, moved: Any, part: Any = 1) -> Any:
 
     Args:
         costs: a lower bound for each, independent of memory traffic.
-        moved: the bytes that each reads and writes for the whole batch.
+        moved: the number of bytes that each operator reads and writes for the whole batch.
         part: the part of the batch that is processed at a time.
     """
     ns_per_byte = np.where(moved * part > last_level_cache() / 2, _MEMORY_NS, _CACHE_NS)

@@ -22,13 +22,13 @@ class StepValues(NamedTuple):
     """A step, by the numbers of the values that it reads and writes, each once.
 
     Attributes:
-        takes: pairs of a value that it reads and one that it may write in place.
-        workspace: the bytes that it needs while it runs.
+        in_place: pairs of a value that it reads and one that it may write in place.
+        workspace: the size in bytes of the scratch memory that it needs while it runs.
     """
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
-    takes: tuple[tuple[int, int], ...] = ()
+    in_place: tuple[tuple[int, int], ...] = ()
     workspace: int = 0
 
 
@@ -38,10 +38,10 @@ class Values:
     Args:
         graph: the graph.
         nodes: its operators, inputs before users.
-        workspaces: the bytes that nodes need while they run.
+        workspaces: the sizes in bytes of the scratch memory that nodes need while they run.
 
     Attributes:
-        sizes: the bytes of each value in an arena; 0 for values with external memory.
+        sizes: the size in bytes of each value in an arena; 0 for values with external memory.
         steps: one for each node.
         results: the values that live to the end.
     """
@@ -61,7 +61,7 @@ class Values:
         assert op is not None
         if op not in self._cache:
             self._cache[op] = node.outputs(), op.traits.view, op.traits.in_place, bool(op.shape_only_inputs())
-        outputs, is_view, in_place, reads_shapes = self._cache[op]
+        outputs, is_view, pairs, reads_shapes = self._cache[op]
         numbers, sizes = self.numbers, self.sizes
         read = [numbers.get(entry, -1) for entry in node.inputs]
         contents = [numbers.get(entry, -1) for entry in node.contents()] if reads_shapes else read
@@ -75,15 +75,15 @@ class Values:
             entry = Entry(node, index)
             numbers[entry] = number
             sizes.append(0 if entry in elsewhere else nbytes(graph, entry))
-        takes: tuple[tuple[int, int], ...] = ()
-        if in_place:
+        in_place: tuple[tuple[int, int], ...] = ()
+        if pairs:
             once = {number: sizes[number] for number in reads if sizes[number] and read.count(number) == 1}
-            takes = tuple([
+            in_place = tuple([
                 (read[source], writes[target])
-                for source, target in in_place
+                for source, target in pairs
                 if source < len(read) and once.get(read[source]) == sizes[writes[target]]
             ])  # fmt: skip
-        return StepValues(reads, tuple(writes), takes, self._workspaces.get(node, 0))
+        return StepValues(reads, tuple(writes), in_place, self._workspaces.get(node, 0))
 
     def alive(self, order: Iterable[int]) -> list[int]:
         """Return the bytes alive at each step, for an order of the positions of the nodes."""
@@ -95,7 +95,7 @@ def alive(steps: Sequence[StepValues], sizes: Sequence[int], results: Iterable[i
 
     Args:
         steps: the steps, in order.
-        sizes: the bytes of every value.
+        sizes: the size of every value in bytes.
         results: the values that live to the end.
     """
     uses = [0] * len(sizes)
@@ -105,9 +105,9 @@ def alive(steps: Sequence[StepValues], sizes: Sequence[int], results: Iterable[i
     for value in results:
         uses[value] += 1
     live, totals = 0, []
-    for reads, writes, takes, workspace in steps:
+    for reads, writes, in_place, workspace in steps:
         donors: dict[int, int] = {}
-        for source, target in takes:
+        for source, target in in_place:
             if uses[source] == 1 and source not in donors and target not in donors.values():
                 donors[source] = target
                 live -= sizes[source]
@@ -138,7 +138,7 @@ def external(graph: Graph) -> set[Entry]:
 
 
 def nbytes(graph: Graph, entry: Entry) -> int:
-    """Return the bytes of one entry."""
+    """Return the size of one entry in bytes."""
     return math.prod(graph.shapes[entry]) * graph.dtypes[entry].itemsize
 
 

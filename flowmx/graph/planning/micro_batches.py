@@ -21,7 +21,7 @@ from flowmx.errors import BudgetError
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes import recompute
-from flowmx.graph.passes.recompute_candidates import Repeats
+from flowmx.graph.passes.recompute_candidates import RecomputeCandidates
 from flowmx.graph.passes.recompute_choice import choose, segments
 from flowmx.graph.plan import Plan, least_bytes, make_plan, tighten
 from flowmx.graph.planning.batch_partition import Partition, batches, output_bytes, part
@@ -138,13 +138,13 @@ class _Search:
         self._nanoseconds = self._time(node for node in graph.nodes() if node.op is not None)
 
     @cached_property
-    def repeats(self) -> Repeats:
+    def repeats(self) -> RecomputeCandidates:
         """The steps, and which of them may be recomputed."""
-        return Repeats(self._graph, recompute.workspace_bytes(self._plain))
+        return RecomputeCandidates(self._graph, recompute.workspace_bytes(self._plain))
 
     def notes(self) -> list[str]:
         """Return the reason why slices do not suffice."""
-        tied = self._partition.tied
+        tied = self._partition.first_consumer
         if tied is None or tied.op is None:
             return []
         return [f"micro-batches end before {tied.name!r} ({tied.op.name}), which needs the whole batch at once"]

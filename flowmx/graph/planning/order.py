@@ -21,7 +21,7 @@ from flowmx.graph.planning.live_bytes import StepValues, Values
 LATE = "__late__"
 """The attribute of nodes that run as late as possible."""
 _GAIN = 0.995
-"""The factor of the depth-first order's memory that another order must stay below to be chosen."""
+"""The factor of the depth-first order's memory that a different order must stay below to be chosen."""
 
 Walk = Callable[["Steps", Sequence[int]], list[int]]
 

@@ -63,7 +63,7 @@ class Aim(NamedTuple):
         max_loss: the maximum estimated cost of slices, as a share of the time.
         time_weight: the weight of a share of the time relative to the same share of the bytes, above the target.
         min_length: the minimum units of a slice; a quarter of the batch is always allowed.
-        min_saved: the bytes that slices must save.
+        min_saved: the minimum number of bytes that slices must save.
     """
 
     nbytes: float
@@ -94,13 +94,13 @@ class Ends(NamedTuple):
     """Properties of a region for each possible end: after the first operator of a run, after the second, and so on.
 
     Attributes:
-        whole: the bytes of whole values besides the slices.
+        whole: the size in bytes of the whole values that are alive besides the slices.
         whole_peak: the peak of bytes alive in the region with the whole batch.
         after: the peak of bytes alive between the region and the end of the run.
         loss: the nanoseconds of each additional slice.
         cost: the nanoseconds of the region.
         each: the lower bound of each operator's nanoseconds.
-        moved: the bytes that each operator of the region reads and writes.
+        moved: the number of bytes that each operator of the region reads and writes.
         times: the nanoseconds of each operator with the whole batch.
     """
 
@@ -153,7 +153,7 @@ class Search:
     Args:
         graph: the graph.
         schedule: the execution order; operators with results that are reused between runs are skipped.
-        kept_bytes: the bytes of such results.
+        kept_bytes: the size of such results in bytes.
         aim: the target (default: from the costs on the processor).
 
     Attributes:
@@ -322,7 +322,7 @@ class Search:
         )  # fmt: skip
 
     def _whole_bytes(self, run: Run) -> list[int]:
-        """Return the bytes of whole values after each operator of a run: outputs in use, and earlier values."""
+        """Return the size in bytes of whole values after each operator of a run: outputs in use, and earlier values."""
         written_at, last, sizes, start = self._written_at, self._last_read, self._sizes, run.start
         freed = [0] * (run.stop - start)
         before = 0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def workspaces(plan: Plan, steps: Sequence[Node], options: Options) -> dict[int, int]:
-    """Return the bytes of workspace of each step that needs one, by position."""
+    """Return the workspace size in bytes of each step that needs a workspace, by position."""
     result = {}
     cache: dict[object, int] = {}
     for position, node in enumerate(steps):

@@ -11,13 +11,13 @@ from flowmx.ops.quantization.ranges import Quantized, Range
 from flowmx.ops.quantization.subgraph_layers import SubgraphLayer
 from flowmx.ops.registry.dtypes import DType
 
-__all__ = ["Ends", "known_ends", "ranges_of"]
+__all__ = ["Ends", "known_bounds", "ranges_of"]
 
 Ends = Mapping[Entry, np.float32]
 """The known ends of ranges, by the entries that hold them."""
 
 
-def known_ends(nodes: Iterable[Node], dtypes: Mapping[Entry, DType]) -> Ends:
+def known_bounds(nodes: Iterable[Node], dtypes: Mapping[Entry, DType]) -> Ends:
     """Return the known ends of ranges.
 
     Args:

@@ -31,9 +31,9 @@ class Layer(NamedTuple):
 
     Attributes:
         name: the name of its node.
-        parameters: bytes of its parameters, including auxiliary states (shared ones count for their first reader).
-        activations: bytes of its results and of those of its gradient, if none shared memory.
-        at_peak: bytes of those alive at the peak.
+        parameters: the size of its parameters, including auxiliary states (shared ones count for their first reader).
+        activations: the size of its results and of those of its gradient, as if none shared memory.
+        at_peak: the size of those that are alive at the peak.
     """
 
     name: str
@@ -47,16 +47,16 @@ class MemoryEstimate:
     """Bytes of a bound network, computed by :meth:`flowmx.sym.Symbol.memory_estimate`.
 
     Attributes:
-        parameters: bytes of the trained arguments.
-        auxiliary: bytes of auxiliary states.
-        inputs: bytes of the other arguments: those whose shapes were passed, and labels.
-        gradients: bytes of the gradient arrays.
-        optimizer_state: bytes of the optimizer state.
-        outputs: bytes of the output arrays.
-        heads: bytes of the arrays for the outputs' gradients.
-        activations: bytes of all internal values together, as planned.
-        by_layer: the bytes of each layer.
-        by_device: the total bytes on each device.
+        parameters: the size of the trained arguments.
+        auxiliary: the size of the auxiliary states.
+        inputs: the size of the other arguments: those whose shapes were passed, and labels.
+        gradients: the size of the gradient arrays.
+        optimizer_state: the size of the optimizer state.
+        outputs: the size of the output arrays.
+        heads: the size of the arrays for the outputs' gradients.
+        activations: the size of all internal values together, as planned.
+        by_layer: the size of each layer.
+        by_device: the total size on each device.
         plan: the plan; see ``plan.explain()``.
     """
 
@@ -126,7 +126,7 @@ def estimate(
     differentiated: Collection[Node],
     state: StateBytes,
 ) -> MemoryEstimate:
-    """Add up the bytes of a bound plan.
+    """Add up the memory of a bound plan, in bytes.
 
     Args:
         graph: the graph before the passes.
@@ -135,12 +135,12 @@ def estimate(
         auxiliary: the auxiliary states.
         inputs: the names of arguments that are not parameters.
         differentiated: the arguments with gradient arrays.
-        state: returns the bytes of an optimizer's state for a parameter.
+        state: returns the size of an optimizer's state for a parameter, in bytes.
     """
     by_device: dict[Context | None, int] = {}
 
     def sum_bytes(entries: Collection[Entry], size: Callable[[Entry], int] = plan.nbytes) -> int:
-        """Return the bytes of arrays, each on its node's device."""
+        """Return the size of arrays in bytes, each on its node's device."""
         sizes = [(graph.context(entry.node), size(entry)) for entry in entries]
         for context, nbytes in sizes:
             by_device[context] = by_device.get(context, 0) + nbytes
@@ -176,7 +176,7 @@ def _heads_read(graph: Graph, plan: Plan) -> list[Node]:
 
 
 def _layers(graph: Graph, plan: Plan, variables: Sequence[Node]) -> list[Layer]:
-    """Return the bytes of each layer, in the order of the forward pass."""
+    """Return the size of each layer in bytes, in the order of the forward pass."""
     operators = graph.forward()
     parameters, activations, at_peak = ({node.name: 0 for node in operators} for _ in range(3))
 

@@ -43,7 +43,7 @@ class Panel(NamedTuple):
         device: the name of the device.
         bars: the places in the arena.
         alive: the bytes alive at each step, and after the last one.
-        size: the bytes of the arena.
+        size: the size of the arena in bytes.
     """
 
     device: str

@@ -40,9 +40,9 @@ _live: WeakValueDictionary[int, Arena] = WeakValueDictionary()
 
 
 def expected(device: Device, exclude: Arena | None = None) -> int:
-    """Return the bytes of a device that planned arenas will still allocate, except one arena."""
+    """Return the number of bytes that planned arenas, except one, will still allocate on a device."""
     arenas = [arena for reference in _live.valuerefs() if (arena := reference()) is not None]
-    return sum(arena.coming(device) for arena in arenas if arena is not exclude)
+    return sum(arena.unallocated_bytes(device) for arena in arenas if arena is not exclude)
 
 
 class Arena:
@@ -63,7 +63,7 @@ class Arena:
         """Record that a plan needs this many bytes on a device, allocated at its first run."""
         self._planned[device] = max(nbytes, self._planned.get(device, 0))
 
-    def coming(self, device: Device) -> int:
+    def unallocated_bytes(self, device: Device) -> int:
         """Return the planned bytes on a device beyond the allocated ones."""
         return max(0, self._planned.get(device, 0) - self.held(device))
 
@@ -155,6 +155,6 @@ class Blocks:
 
     @property
     def idle_bytes(self) -> int:
-        """The bytes of the free blocks."""
+        """The total size of the free blocks in bytes."""
         with self._lock:
             return sum(block.memory.nbytes for block in self._free)

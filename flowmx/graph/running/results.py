@@ -1,7 +1,7 @@
 """Results of a plan: the arrays that they are written to, and the backward pieces after which gradients are complete.
 
-A result in external memory is written directly to its array. Any other result is copied there by an *ending*, a step
-after those of the pass.
+A result in external memory is written directly to its array. Any other result is copied to its array by a *copy-out*, a
+step after those of the pass.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def live() -> list[Results]:
     return [results for reference in _live.valuerefs() if (results := reference()) is not None]
 
 
-class Ending(NamedTuple):
+class CopyOut(NamedTuple):
     """A step that copies a result to its array.
 
     Attributes:
@@ -62,8 +62,9 @@ class Results:
 
     Attributes:
         outputs: the entry of the array of each output.
-        gradients: likewise for gradients, by variable; without those that add nothing.
-        endings: of the forward and of the backward pass.
+        gradients: the entry of the array of each gradient, by variable; without zero gradients that are requested as
+            ``add``.
+        copy_outs: the copy steps of the forward pass, and those of the backward pass.
     """
 
     def __init__(self, plan: Plan, requests: Mapping[Node, str] | None = None) -> None:
@@ -71,24 +72,24 @@ class Results:
         _live[id(self)] = self
         for observe in observers:
             observe(self)
-        self.endings: tuple[list[Ending], list[Ending]] = ([], [])
-        self._straight: set[Entry] = set()
-        self.outputs = [self._target(entry, entry.node, self.endings[0]) for entry in plan.outputs]
+        self.copy_outs: tuple[list[CopyOut], list[CopyOut]] = ([], [])
+        self._direct_entries: set[Entry] = set()
+        self.outputs = [self._target(entry, entry.node, self.copy_outs[0]) for entry in plan.outputs]
         self.gradients: dict[Node, Entry] = {}
         for node, request in (dict.fromkeys(plan.gradients, "write") if requests is None else requests).items():
             source, adds = plan.gradients.get(node), request == "add"
             if source is not None or not adds:
-                self.gradients[node] = self._target(source, node, self.endings[1], adds)
+                self.gradients[node] = self._target(source, node, self.copy_outs[1], adds)
 
-    def _target(self, source: Entry | None, node: Node, endings: list[Ending], adds: bool = False) -> Entry:
+    def _target(self, source: Entry | None, node: Node, copy_outs: list[CopyOut], adds: bool = False) -> Entry:
         """Return the entry of the array for a result."""
         plan = self.plan
-        if source in plan.external and source not in plan.root and source not in self._straight and not adds:
+        if source in plan.external and source not in plan.root and source not in self._direct_entries and not adds:
             assert source is not None
-            self._straight.add(source)
+            self._direct_entries.add(source)
             return source
-        target = Entry(Node(None, f"{node.name} handed out"), 0)
-        endings.append(Ending(node, target, source, adds))
+        target = Entry(Node(None, f"{node.name} result"), 0)
+        copy_outs.append(CopyOut(node, target, source, adds))
         return target
 
     def direct_gradients(self, nodes: Sequence[Node]) -> list[list[Node]]:
@@ -100,7 +101,7 @@ class Results:
         ]
 
     def nbytes(self, variables: Sequence[Node]) -> int:
-        """Return the bytes of variables."""
+        """Return the total size of variables, in bytes."""
         return sum(self.plan.nbytes(Entry(node, 0)) for node in variables)
 
     @cached_property
@@ -109,7 +110,9 @@ class Results:
         gradients = self.direct_gradients(self.plan.backward)
         at = pass_pieces.cuts([self.nbytes(variables) for variables in gradients])
         rows = zip(pass_pieces.pieces(self.plan.backward, at), pass_pieces.pieces(gradients, at), strict=True)
-        cut = [Piece(set(nodes), [variable for variables in parts for variable in variables]) for nodes, parts in rows]
-        straight = {variable for piece in cut for variable in piece.gradients}
-        cut[-1].gradients.extend(variable for variable in self.gradients if variable not in straight)
-        return cut
+        pieces = [
+            Piece(set(nodes), [variable for variables in parts for variable in variables]) for nodes, parts in rows
+        ]
+        direct = {variable for piece in pieces for variable in piece.gradients}
+        pieces[-1].gradients.extend(variable for variable in self.gradients if variable not in direct)
+        return pieces

@@ -20,7 +20,7 @@ from flowmx.graph.node import Entry, Node
 from flowmx.graph.planning.workspace import value_layout
 from flowmx.graph.running.compile_ahead import compile_loops
 from flowmx.graph.running.native import NativeSteps
-from flowmx.graph.running.results import Ending, Results
+from flowmx.graph.running.results import CopyOut, Results
 from flowmx.graph.running.slices import InSlices, Summing
 from flowmx.graph.running.steps import Part, Step
 from flowmx.ndarray.computations import forward_of
@@ -51,8 +51,8 @@ class Runner:
 
     Attributes:
         once, forward, backward: the steps of the plan; their lists of arrays change as arrays are bound.
-        tied: the forwards that are bound to the arrays of a step, by node.
-        endings: the steps that copy results to their arrays, after the forward and after the backward pass.
+        first_consumer: the forwards that are bound to the arrays of a step, by node.
+        copy_outs: the steps that copy results to their arrays, after the forward and after the backward pass.
         parameters: the parameter arrays that the caller bound last.
         block: the memory of its last call, in a pool.
     """
@@ -71,7 +71,7 @@ class Runner:
         self._readers: defaultdict[Entry, Readers] = defaultdict(list)
         self._arena_memory: dict[Context | None, Array | None] = dict.fromkeys(plan.arenas)
         self._poisoned = Poisoned(plan, self._arena) if settings.get().exec_check else None
-        self.tied: dict[Node, TiedForward] = {}
+        self.first_consumer: dict[Node, TiedForward] = {}
         self.parameters: list[Array] = []
         self.arrays: dict[Entry, Array | None] = {}
         """The bound arrays by entry."""
@@ -79,7 +79,7 @@ class Runner:
             [step for node in nodes if (step := self._step_of(node)) is not None]
             for nodes in (plan.once, plan.forward, plan.backward)
         )
-        self.endings = tuple([[self._step_of_ending(ending) for ending in group] for group in results.endings])
+        self.copy_outs = tuple([[self._copy_step(copy_out) for copy_out in group] for group in results.copy_outs])
         self._compile_ahead()
 
     def _compile_ahead(self) -> None:
@@ -101,7 +101,7 @@ class Runner:
         return is_in_arena or any(array is output for step in self.once for output in step.outputs)
 
     def _flops(self, step: Step) -> int:
-        """Return the number of floating-point operations of a step; an ending has none."""
+        """Return the number of floating-point operations of a step; a copy-out has none."""
         node, shapes = step.node, self.plan.graph.shapes
         if node.op is None or len(step.inputs) != len(node.inputs):
             return 0
@@ -110,15 +110,15 @@ class Runner:
 
     @cached_property
     def whole_forward(self) -> Part:
-        """The forward pass of a plan for one device, including its endings."""
-        return self.part(self._devices[self.plan.graph.default], self.once, [*self.forward, *self.endings[0]])
+        """The forward pass of a plan for one device, including its copy-outs."""
+        return self.part(self._devices[self.plan.graph.default], self.once, [*self.forward, *self.copy_outs[0]])
 
     @cached_property
     def backward_pieces(self) -> list[Part]:
-        """The pieces of its backward pass, including its endings."""
+        """The pieces of its backward pass, including its copy-outs."""
         device = self._devices[self.plan.graph.default]
         rows = [[step for step in self.backward if step.node in piece.nodes] for piece in self.results.pieces]
-        rows[-1] += self.endings[1]
+        rows[-1] += self.copy_outs[1]
         return [self.part(device, steps=row) for row in rows]
 
     def _step_of(self, node: Node) -> Step | None:
@@ -132,7 +132,7 @@ class Runner:
             return None
         tied = self._tied_forward(node)
         if tied is not None:
-            self.tied[node] = tied
+            self.first_consumer[node] = tied
         device = self.device(node)
         if tied is None:
             forward = forward_of(node.op, device)
@@ -154,10 +154,11 @@ class Runner:
         predicts = not (self._train or self.plan.gradients)
         return tied_forward(self.device(node).kernels, node.op, predicts)
 
-    def _step_of_ending(self, ending: Ending) -> Step:
-        forward = _accumulate if ending.adds else _copy if ending.source else _clear
+    def _copy_step(self, copy_out: CopyOut) -> Step:
+        forward = _accumulate if copy_out.adds else _copy if copy_out.source else _clear
         is_native = forward is _copy
-        return self._step(forward, [ending.source] if ending.source else [], [ending.target], ending.node, is_native)
+        inputs = [copy_out.source] if copy_out.source else []
+        return self._step(forward, inputs, [copy_out.target], copy_out.node, is_native)
 
     def _step(
         self, forward: Callable[..., None], inputs: Sequence[Entry], outputs: Sequence[Entry], node: Node,
@@ -165,7 +166,7 @@ class Runner:
     ) -> Step:  # fmt: skip
         """Return a step that reads and writes the arrays bound to these entries."""
         step = Step(forward, [None] * len(inputs), [None] * len(outputs), node, is_native)
-        tied = self.tied.get(node)
+        tied = self.first_consumer.get(node)
         if tied is not None:
             tied.stale = True
         root_of, shapes, readers = self.plan.root.get, self.plan.graph.shapes, self._readers
@@ -229,9 +230,11 @@ class Runner:
         else:
             self.bind(entries, [self._shaped(memory, offsets[plan.place[entry]], entry) for entry in entries])
         for node, place in plan.workspace.items():
-            if plan.graph.context(node) is context and node in self.tied:
+            if plan.graph.context(node) is context and node in self.first_consumer:
                 start = offsets[place]
-                self.tied[node].use(None if memory is None else memory[start : start + plan.lives[place].size])
+                self.first_consumer[node].use(
+                    None if memory is None else memory[start : start + plan.lives[place].size]
+                )
         self._arena_memory[context] = memory
         return True
 

@@ -76,9 +76,9 @@ class InSlices:
 
     def __init__(self, op: Sliced, runner: Runner, where: str) -> None:
         self._op, self._runner, self._where = op, runner, where
-        self._steps = [*runner.forward, *runner.endings[0], *runner.backward, *runner.endings[1]]
+        self._steps = [*runner.forward, *runner.copy_outs[0], *runner.backward, *runner.copy_outs[1]]
         self._before, self._steps, self._after = _split(self._steps)
-        self._sums = [forward for forward in runner.tied.values() if isinstance(forward, Summing)]
+        self._sums = [forward for forward in runner.first_consumer.values() if isinstance(forward, Summing)]
         self._draws: list[Drawing] = []
         for at, step in enumerate(self._steps):
             if step.node.op is not None and step.node.op.draws(runner.plan.graph.train):

@@ -48,7 +48,7 @@ class Communicator(ABC):
 class PeerCommunicator(Communicator):
     """Collectives by copies between peers, with sums on the devices.
 
-    Arrays are added in the order of the sources, element by element: results are the same bits for both methods. Small
+    Arrays are added in the order of the sources, element by element: results are bit-identical for both methods. Small
     arrays are copied whole to each device of a sum, which adds them up. For a big array each device gathers and adds
     one piece, and the pieces are exchanged: that moves as few bytes as a ring does, but needs many more copies.
     Therefore a piece has at least half of ``FLOWMX_KVSTORE_BIGARRAY_BOUND`` elements.

@@ -33,7 +33,7 @@ _ORDER = Variable("turn of collectives")
 
 
 def library() -> Any:
-    """Return CuPy's module of NCCL; None where it is not available."""
+    """Return CuPy's module of NCCL, or None if it is not available."""
     try:
         module = importlib.import_module("cupy.cuda.nccl")
     except ImportError:
@@ -98,7 +98,7 @@ class NcclCommunicator(Communicator):
         return getattr(self._nccl, f"NCCL_{name_of(array.element_type).upper()}", None)
 
     def _by_rank(self, sources: Sequence[NDArray]) -> list[NDArray | None]:
-        """Return the source of each rank; None where it has none, and participates with zeros."""
+        """Return the source of each rank, or None if it has none, and participates with zeros."""
         by_rank: list[NDArray | None] = [None] * len(self.devices)
         for source in sources:
             by_rank[self._ranks[source.storage.device]] = source

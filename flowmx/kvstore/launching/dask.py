@@ -29,7 +29,7 @@ from flowmx.kvstore.launching import dask_task
 __all__ = ["Cluster"]
 
 LOST = 255  # the status of a process whose Dask worker is lost
-PATIENCE = 5.0  # seconds to wait for an answer of a Dask worker
+PATIENCE = 5.0  # seconds to wait for a response of a Dask worker
 ALL = "all"  # the topic of Dask's events: workers that are added and removed
 
 
@@ -169,20 +169,20 @@ class Relay:
         """
         if "epoch" in header:
             await within(Clock(), timeout or PATIENCE, lambda: self._site.wait_for_view(header["epoch"]))
-            return Message({"view": self._site.view}, []) if self._site.view else _no_answer(operation)
+            return Message({"view": self._site.view}, []) if self._site.view else _no_response(operation)
         process = self._site.scheduler
         if process is None:
-            return _no_answer(operation)
-        answer = await self._site.ask(
+            return _no_response(operation)
+        response = await self._site.ask(
             process.host.name, dask_task.relay, process.key, operation, header, timeout or PATIENCE
         )
-        return Message(answer, []) if answer else _no_answer(operation)
+        return Message(response, []) if response else _no_response(operation)
 
     async def close(self) -> None:
         """Do nothing: there is no connection to close."""
 
 
-def _no_answer(operation: str) -> Message:
+def _no_response(operation: str) -> Message:
     raise PeerGone(f"the scheduler did not answer {operation!r}")
 
 
@@ -246,10 +246,10 @@ class Cluster:
         """
         if not self._hosts:
             raise ValueError(f"the Dask cluster at {self._client.scheduler.address} has no workers")
-        answers = await self._client.run(dask_task.machine, on_error="return")
-        for name, answer in answers.items():
-            if isinstance(answer, Exception):
-                raise RuntimeError(f"the Dask worker {name} cannot use the flowmx that is installed here: {answer}")
+        responses = await self._client.run(dask_task.machine, on_error="return")
+        for name, response in responses.items():
+            if isinstance(response, Exception):
+                raise RuntimeError(f"the Dask worker {name} cannot use the flowmx that is installed here: {response}")
 
     def hosts(self) -> Sequence[Host]:
         """The current Dask workers."""
@@ -292,8 +292,8 @@ class Cluster:
             return None
         with contextlib.suppress(Exception):  # Dask's errors have no common base
             async with asyncio.timeout(PATIENCE):
-                answers = await self._client.run(function, *arguments, workers=[host], on_error="ignore")
-                return answers.get(host)
+                responses = await self._client.run(function, *arguments, workers=[host], on_error="ignore")
+                return responses.get(host)
         return None
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:

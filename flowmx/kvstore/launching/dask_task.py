@@ -193,7 +193,7 @@ def free_slot(key: str) -> None:
 
 
 async def relay(key: str, operation: str, header: dict[str, Any], seconds: float) -> dict[str, Any] | None:
-    """Call an operation of the job's scheduler, which runs here; return None where it does not answer."""
+    """Call an operation of the job's scheduler, which runs here; return None if it does not answer."""
     running = _running.get(key)
     if running is None or not running.address:
         return None

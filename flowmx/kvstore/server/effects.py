@@ -79,13 +79,13 @@ class EffectRunner:
 
     def _reply_all(self, effect: p.Replies) -> None:
         joined: set[JoinedCall] = set()
-        for request, answer in effect.answers:
+        for request, response in effect.responses:
             if isinstance(request, tuple):
                 call, position = request
-                call.put(position, answer)
+                call.put(position, response)
                 joined.add(call)
             elif isinstance(request, Call):
-                request.set_answer(answer)
+                request.set_response(response)
         for call in joined:
             call.flush()
 

@@ -59,14 +59,14 @@ class Inheritance:
         return bool(self._by_key)
 
     def claim(self, part: Part, span: Range | None) -> Record | None:
-        """Return the initial state of a part; None where the earlier jobs did not have the key.
+        """Return the initial state of a part, or None if the earlier jobs did not have the key.
 
         Args:
             part: the part.
-            span: its elements; None where the worker does not send them, so that only the same part is used.
+            span: its elements, or None if the worker does not send them, so that only the same part is used.
 
         Raises:
-            SnapshotError: the key had another shape, or some of its elements are in no file.
+            SnapshotError: the key had a different shape, or some of its elements are in no file.
         """
         generations = self._by_key.get(part.key)
         if generations is None:

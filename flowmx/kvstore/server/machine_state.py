@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from flowmx.kvstore.server.modes import Mode
-from flowmx.kvstore.server.protocol import Answer, Effect, Message, Part, Refused, Reply, Request, Send, View
+from flowmx.kvstore.server.protocol import Effect, Message, Part, Refused, Reply, Request, Response, Send, View
 from flowmx.kvstore.server.slot import Slot
 
 __all__ = ["State"]
@@ -51,10 +51,10 @@ class State:
         """Return the slot of a part; create it if it does not exist."""
         return self.slots.setdefault(part, Slot(part))
 
-    def reply(self, request: Request, answer: Answer) -> None:
+    def reply(self, request: Request, response: Response) -> None:
         """Answer a request; do nothing for None."""
         if request is not None:
-            self.effects.append(Reply(request, answer))
+            self.effects.append(Reply(request, response))
 
     def refuse_all(self, slot: Slot, refusal: Refused) -> None:
         """Refuse all waiting requests of a slot, and drop its pending gradients."""

@@ -48,7 +48,7 @@ class Optimizers:
             self._installed[space] = InstalledOptimizer(config, number)
 
     def of(self, key: Key) -> InstalledOptimizer | None:
-        """Return the optimizer of a key; None where sums replace values."""
+        """Return the optimizer of a key, or None if sums replace values."""
         return self._installed.get(space_of(key)) if self._installed else None
 
 

@@ -19,46 +19,46 @@ from flowmx.kvstore.server import protocol as p
 from flowmx.kvstore.server.coalescing import Layout
 from flowmx.kvstore.server.store import Array, Value
 
-__all__ = ["Answers", "Call", "JoinedCall", "Read", "start_time"]
+__all__ = ["Call", "JoinedCall", "Read", "ResponseCounter", "start_time"]
 
 Read = Callable[[Value], Any]
 
 
 class Call:
-    """A request's call for one part of a key, which waits for its answer.
+    """A request's call for one part of a key, which waits for its response.
 
     Args:
-        answers: counts the answers of the request.
-        read: extracts the answer from a value.
+        responses: counts the responses of the request.
+        read: extracts the response from a value.
     """
 
-    __slots__ = ("_read", "answer", "answers", "done")
+    __slots__ = ("_read", "done", "response", "responses")
 
-    def __init__(self, answers: Answers, read: Read = Value.content) -> None:
-        self.answers = answers
+    def __init__(self, responses: ResponseCounter, read: Read = Value.content) -> None:
+        self.responses = responses
         self._read = read
-        self.answer: tuple[int, Any] = (0, None)
+        self.response: tuple[int, Any] = (0, None)
         self.done = False
 
-    def set_answer(self, answer: p.Answer) -> None:
-        """Set the answer. The value is read at once, since it may change later."""
+    def set_response(self, response: p.Response) -> None:
+        """Set the response. The value is read at once, since it may change later."""
         if self.done:
             return
         self.done = True
         try:
-            if isinstance(answer, p.Content):
-                self.answer = (answer.round, self._read(answer.value))
-            elif isinstance(answer, p.Acknowledged):
-                self.answer = (answer.number, None)
+            if isinstance(response, p.Content):
+                self.response = (response.round, self._read(response.value))
+            elif isinstance(response, p.Acknowledged):
+                self.response = (response.number, None)
             else:
-                raise Refused(answer.text, answer.kind)
-            self.answers.count()
-        except Exception as error:  # it becomes the answer of the request
-            self.answers.fail(error)
+                raise Refused(response.text, response.kind)
+            self.responses.count()
+        except Exception as error:  # it becomes the response of the request
+            self.responses.fail(error)
 
 
-class Answers:
-    """Counts the answers of calls until all have one, or one was refused; wakes the request once.
+class ResponseCounter:
+    """Counts the responses of calls until all have one, or one was refused; wakes the request once.
 
     Attributes:
         begun: the start time of the request, in seconds of :func:`time.monotonic`.
@@ -87,14 +87,14 @@ class Answers:
             self._waiter.set_result(None)
 
     def make_calls(
-        self, begin: Callable[[], object], answer: Callable[[], Message], end: Callable[[], object]
+        self, begin: Callable[[], object], response: Callable[[], Message], end: Callable[[], object]
     ) -> Message | Awaitable[Message]:
-        """Make the calls; return the answer to the request if all calls are answered at once, else an awaitable for it.
+        """Make the calls; return the response if all calls are answered at once, else an awaitable for it.
 
         Args:
             begin: a function that makes the calls.
-            answer: a function that combines the calls' answers into the answer to the request.
-            end: cancels the calls without an answer.
+            response: a function that combines the responses of the calls into the response to the request.
+            end: cancels the calls without a response.
 
         Raises:
             Refused: a call was refused; raised at once or by the awaitable.
@@ -102,29 +102,29 @@ class Answers:
         try:
             begin()
             if self._is_complete:
-                return self._make_answer(answer)
+                return self._make_response(response)
         except BaseException:
             end()
             raise
-        return self._wait(answer, end)
+        return self._wait(response, end)
 
-    async def _wait(self, answer: Callable[[], Message], end: Callable[[], object]) -> Message:
+    async def _wait(self, response: Callable[[], Message], end: Callable[[], object]) -> Message:
         try:
             if not self._is_complete:
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
-            return self._make_answer(answer)
+            return self._make_response(response)
         finally:
             end()
 
-    def _make_answer(self, answer: Callable[[], Message]) -> Message:
+    def _make_response(self, response: Callable[[], Message]) -> Message:
         if self._error is not None:
             raise self._error
-        return answer()
+        return response()
 
 
 class JoinedCall:
-    """A joined request that waits for its answers; values are copied into one tensor as they arrive.
+    """A joined request that waits for its responses; values are copied into one tensor as they arrive.
 
     Args:
         layout: the layout of that tensor.
@@ -132,15 +132,15 @@ class JoinedCall:
 
     Attributes:
         requests: the handle of each part in the state machine.
-        answers: counts the answers of the parts.
+        responses: counts the responses of the parts.
     """
 
-    __slots__ = ("_at", "_copied", "_done", "_from", "_layout", "_numbers", "_tensor", "_to", "answers", "requests")
+    __slots__ = ("_at", "_copied", "_done", "_from", "_layout", "_numbers", "_tensor", "_to", "requests", "responses")
 
     def __init__(self, layout: Layout, values: bool) -> None:
         parts = len(layout.starts)
         self.requests = [(self, position) for position in range(parts)]
-        self.answers = Answers(parts)
+        self.responses = ResponseCounter(parts)
         self._layout = layout
         self._tensor = _memory(layout) if values else None
         self._numbers = [0] * parts
@@ -148,26 +148,26 @@ class JoinedCall:
         self._from: Array | None = None  # the pending copy: its source and positions
         self._at = self._copied = self._to = 0
 
-    def put(self, position: int, answer: p.Answer) -> None:
-        """Set the answer for one part; :meth:`flush` must be called before its value changes.
+    def put(self, position: int, response: p.Response) -> None:
+        """Set the response for one part; :meth:`flush` must be called before its value changes.
 
         Values that are adjacent in source and target are copied together.
         """
         if self._done[position]:
             return
         self._done[position] = 1
-        if isinstance(answer, p.Refused):
-            self.answers.fail(Refused(answer.text, answer.kind))
+        if isinstance(response, p.Refused):
+            self.responses.fail(Refused(response.text, response.kind))
             return
-        if isinstance(answer, p.Content):
-            if answer.value.failure:
-                self.answers.fail(Refused(answer.value.failure, "round_failed"))
+        if isinstance(response, p.Content):
+            if response.value.failure:
+                self.responses.fail(Refused(response.value.failure, "round_failed"))
                 return
-            self._numbers[position] = answer.round
-            self._copy(position, answer.value)
+            self._numbers[position] = response.round
+            self._copy(position, response.value)
         else:
-            self._numbers[position] = answer.number
-        self.answers.count()
+            self._numbers[position] = response.number
+        self.responses.count()
 
     def flush(self) -> None:
         """Copy the collected values into the tensor."""
@@ -176,12 +176,12 @@ class JoinedCall:
             length = self._to - self._copied
             self._tensor[self._copied : self._to] = base[self._at : self._at + length]
 
-    def answer(self) -> Message:
-        """Return the answer of the request, once all parts are answered."""
+    def response(self) -> Message:
+        """Return the response of the request, once all parts are answered."""
         return Message({"numbers": self._numbers}, [] if self._tensor is None else [Tensor.of(self._tensor)])
 
     def unanswered(self) -> list[int]:
-        """Return the positions of parts without an answer."""
+        """Return the positions of parts without a response."""
         return [position for position, done in enumerate(self._done) if not done]
 
     def _copy(self, position: int, value: Value) -> None:
@@ -196,7 +196,7 @@ class JoinedCall:
 def start_time(request: p.Request) -> float | None:
     """Return the start time of a waiting request, in seconds of :func:`time.monotonic`; None if it is unknown."""
     call = request[0] if isinstance(request, tuple) else request
-    return call.answers.begun if isinstance(call, Call | JoinedCall) else None
+    return call.responses.begun if isinstance(call, Call | JoinedCall) else None
 
 
 def _memory(layout: Layout) -> Array:

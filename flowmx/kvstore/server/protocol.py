@@ -15,7 +15,6 @@ from flowmx.kvstore.shards import Key
 
 __all__ = [
     "Acknowledged",
-    "Answer",
     "Ask",
     "Behind",
     "Configure",
@@ -36,6 +35,7 @@ __all__ = [
     "Replies",
     "Reply",
     "Request",
+    "Response",
     "Send",
     "StepSent",
     "StepsSent",
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 Request: TypeAlias = Hashable
-"""The shell's handle of a call that waits for an answer."""
+"""The shell's handle of a call that waits for a response."""
 
 
 class Part(NamedTuple):
@@ -231,7 +231,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Tell:
-    """The answer to :class:`Ask`: the term and number of each part; and the configuration with its version."""
+    """The response to :class:`Ask`: the term and number of each part; and the configuration with its version."""
 
     epoch: int
     home: int
@@ -260,7 +260,7 @@ class Acknowledged(NamedTuple):
 
 
 class Content(NamedTuple):
-    """The answer to a pull: the value, and the number of updates in it."""
+    """The response to a pull: the value, and the number of updates in it."""
 
     value: Any
     round: int
@@ -280,7 +280,7 @@ class Refused:
     text: str
 
 
-Answer: TypeAlias = Acknowledged | Content | Refused
+Response: TypeAlias = Acknowledged | Content | Refused
 
 
 # -- effects: the actions of the shell, in this order -------------------------------------------------------
@@ -290,13 +290,13 @@ class Reply(NamedTuple):
     """Answer a request."""
 
     request: Request
-    answer: Answer
+    response: Response
 
 
 class Replies(NamedTuple):
     """Several :class:`Reply`."""
 
-    answers: list[tuple[Request, Answer]]
+    responses: list[tuple[Request, Response]]
 
 
 class Send(NamedTuple):

@@ -77,7 +77,7 @@ class Recovery:
             self.state.send(sender, Tell(message.epoch, message.home, have, self.common))
 
     def collect(self, sender: str, message: Tell) -> None:
-        """Handle another server's answer: the versions of its parts."""
+        """Handle another server's response: the versions of its parts."""
         collecting = self._collecting.get(message.home)
         if message.epoch != self.state.epoch or collecting is None or sender not in collecting.unanswered:
             return

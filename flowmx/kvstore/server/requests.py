@@ -95,7 +95,7 @@ def _range(entry: object) -> Range:
 
 
 def mode_of(config: Any) -> Mode | None:
-    """Return the consistency mode of a server's configuration; None where it has none.
+    """Return the consistency mode of a server's configuration, or None if it has none.
 
     Raises:
         ValueError: the mode is unknown.

@@ -14,7 +14,6 @@ from flowmx.kvstore.server.modes import Sync
 from flowmx.kvstore.server.part_steps import Steps
 from flowmx.kvstore.server.protocol import (
     Acknowledged,
-    Answer,
     Content,
     Have,
     Haves,
@@ -23,6 +22,7 @@ from flowmx.kvstore.server.protocol import (
     PartStep,
     Replies,
     Request,
+    Response,
     StepSent,
     StepsSent,
     Updates,
@@ -87,7 +87,7 @@ class Rounds:
         if not isinstance(self.state.mode, Sync):
             return list(range(len(parts)))
         slots, active = self.state.slots, self.state.active
-        answers: list[tuple[Request, Answer]] = []
+        responses: list[tuple[Request, Response]] = []
         remaining = []
         for position, (part, number, acknowledged_number) in enumerate(zip(parts, minimum, acknowledged, strict=True)):
             slot = slots.get(part)
@@ -99,10 +99,10 @@ class Rounds:
             ):
                 remaining.append(position)
             elif slot.step is None and slot.round >= number:
-                answers.append((requests[position], Content(slot.value, slot.round)))
+                responses.append((requests[position], Content(slot.value, slot.round)))
             else:
                 slot.pulls[requests[position]] = (worker, number)
-        self._reply(answers)
+        self._reply(responses)
         return remaining
 
     def _begin(self, slot: Slot, number: int, merges: Merges) -> None:
@@ -153,7 +153,7 @@ class Rounds:
     def updated(self, parts: Sequence[Part], tickets: Sequence[int], values: Sequence[object]) -> None:
         """Handle the new values of many parts."""
         slots, state, primaries = self.state.slots, self.state, self.steps.primaries
-        answers: list[tuple[Request, Answer]] = []
+        responses: list[tuple[Request, Response]] = []
         confirmations: dict[tuple[str, int], Haves] = {}
         for part, ticket, value in zip(parts, tickets, values, strict=True):
             slot = slots[part]
@@ -176,12 +176,12 @@ class Rounds:
                 message.parts.append(part)
                 message.numbers.append(slot.number)
             elif slot.confirmed:
-                self._complete(slot, answers)
+                self._complete(slot, responses)
         for (primary_name, _), message in confirmations.items():
             state.send(primary_name, message)
-        self._reply(answers)
+        self._reply(responses)
 
-    def _complete(self, slot: Slot, answers: list[tuple[Request, Answer]]) -> None:
+    def _complete(self, slot: Slot, responses: list[tuple[Request, Response]]) -> None:
         """Complete a step: answer the requests that waited for it, and begin the next step, if any."""
         slot.step = None
         if slot.admin or slot.error or not isinstance(self.state.mode, Sync):
@@ -192,15 +192,15 @@ class Rounds:
             if sequence <= marks.get(worker, 0):
                 del slot.pushes[request]
                 if request not in pulls:  # a request that also waits for the value is answered with it
-                    answers.append((request, Acknowledged(sequence)))
+                    responses.append((request, Acknowledged(sequence)))
         content = Content(slot.value, slot.round)
         for request, (_, minimum) in list(pulls.items()):
             if slot.round >= minimum:
                 del pulls[request]
-                answers.append((request, content))
+                responses.append((request, content))
         if len(slot.gradients) >= len(slot.counted):
-            self._reply(answers)  # before the value changes
-            answers.clear()
+            self._reply(responses)  # before the value changes
+            responses.clear()
             self.steps.advance(slot)
 
     # -- copies ----------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class Rounds:
     def have(self, sender: str, message: Haves) -> None:
         """On the primary: handle the backup's confirmation of steps."""
         slots, state = self.state.slots, self.state
-        answers: list[tuple[Request, Answer]] = []
+        responses: list[tuple[Request, Response]] = []
         for part, number in zip(message.parts, message.numbers, strict=True):
             slot = slots.get(part)
             if slot is None or part.home not in state.active:
@@ -240,16 +240,16 @@ class Rounds:
                 self.steps.have(slot, sender, Have(message.epoch, part, number))
                 continue
             slot.mirrored = slot.confirmed = True
-            self._complete(slot, answers)
-        self._reply(answers)
+            self._complete(slot, responses)
+        self._reply(responses)
 
     def _update(self, updates: Updates) -> None:
         if updates.parts:
             self.state.effects.append(updates)
 
-    def _reply(self, answers: list[tuple[Request, Answer]]) -> None:
-        if answers:
-            self.state.effects.append(Replies(list(answers)))
+    def _reply(self, responses: list[tuple[Request, Response]]) -> None:
+        if responses:
+            self.state.effects.append(Replies(list(responses)))
 
 
 def _is_usable(slot: Slot) -> bool:

@@ -32,7 +32,7 @@ from flowmx.kvstore.server.links import Connect, Links
 from flowmx.kvstore.server.missing_push import MAX_REASON, MissingPush
 from flowmx.kvstore.server.modes import Sync
 from flowmx.kvstore.server.optimizers import check_optimizer
-from flowmx.kvstore.server.pending_calls import Answers, Call, JoinedCall, Read
+from flowmx.kvstore.server.pending_calls import Call, JoinedCall, Read, ResponseCounter
 from flowmx.kvstore.server.requests import Item, decode_gradient, items_of, mode_of, ranges_of
 from flowmx.kvstore.server.shared_windows import Windows
 from flowmx.kvstore.server.slot import Slot
@@ -57,11 +57,11 @@ OPERATIONS: Mapping[str, Role | None] = {
 Ask = Callable[[Call, Item], list[p.Effect]]
 """Passes the request for one part to the state machine."""
 
-Answer = Message | Awaitable[Message]
-"""The answer to a request, or an awaitable for it."""
+Response = Message | Awaitable[Message]
+"""The response to a request, or an awaitable for it."""
 
 Push = Callable[[p.Request, str, p.Part, int, Any, int], list[p.Effect]]
-"""Passes a push to the state machine; the answer is an acknowledgement or the value."""
+"""Passes a push to the state machine; the response is an acknowledgement or the value."""
 
 
 class KVServer:
@@ -185,10 +185,10 @@ class KVServer:
                 f"this job's store is {config['mode']}, not {mode}: all workers must create the same store", "invalid"
             )
         self.facts.add_equal(identity_of(caller), facts)
-        answer = await self._configure({**config, "mode": mode})
+        response = await self._configure({**config, "mode": mode})
         differences = self.facts.differences(identity_of(caller), hints)
         self.facts.add(identity_of(caller), hints)
-        return Message({**answer.header, "differences": differences}, [])
+        return Message({**response.header, "differences": differences}, [])
 
     async def _set_optimizer(self, caller: Caller, message: Message) -> Message:
         """Set the optimizer; ignore requests that are not newer than the current one."""
@@ -242,10 +242,10 @@ class KVServer:
         self.ranges.update(ranges)
 
         result = self._ask(items, enrol)
-        answer = result if isinstance(result, Message) else await result
+        response = result if isinstance(result, Message) else await result
         slots = [self.core.state.slots.get(item.part) for item in items]
         counts = [0 if slot is None else self.store.count(slot.part.key, slot.value) for slot in slots]
-        return Message({**answer.header, "counts": counts}, answer.tensors)
+        return Message({**response.header, "counts": counts}, response.tensors)
 
     def _inherit(self, part: p.Part) -> Inherit | None:
         """Return a function that returns the state of a part in an earlier job; None without an earlier job."""
@@ -261,19 +261,19 @@ class KVServer:
 
         return claim
 
-    def _rest(self, caller: Caller, message: Message) -> Answer:
+    def _rest(self, caller: Caller, message: Message) -> Response:
         items = items_of(message, {"turn": int}, tensors=False)
         turn = _field(message, "turn")
         return self._ask(items, lambda call, item: self.core.rest(call, identity_of(caller), turn, item.part))
 
-    def _push(self, caller: Caller, message: Message) -> Answer:
+    def _push(self, caller: Caller, message: Message) -> Response:
         if message.header.get("joined"):
             return self._push_joined(identity_of(caller), message, pulls=False)
         items = items_of(message, {"joined": bool})
         ask = partial(self._push_one, self.core.push, identity_of(caller))
         return self._when_ready(_homes(items), lambda: self._ask(items, ask))
 
-    def _give_up(self, caller: Caller, message: Message) -> Answer:
+    def _give_up(self, caller: Caller, message: Message) -> Response:
         """Handle pushes that will not arrive: their rounds end, and pulls are refused with the reason."""
         items = items_of(message, {"why": str}, tensors=False)
         missing = MissingPush(take(message.header, {"why": str}, {"parts": list})["why"][:MAX_REASON])
@@ -282,20 +282,20 @@ class KVServer:
             items, lambda call, item: self.core.push(call, worker, item.part, item.number, missing, item.acknowledged)
         )
 
-    def _pull(self, caller: Caller, message: Message) -> Answer:
+    def _pull(self, caller: Caller, message: Message) -> Response:
         if message.header.get("joined"):
             return self._pull_joined(identity_of(caller), message)
         items = items_of(message, {"joined": bool}, tensors=False)
         return self._ask(items, partial(self._pull_one, identity_of(caller)))
 
-    def _pushpull(self, caller: Caller, message: Message) -> Answer:
+    def _pushpull(self, caller: Caller, message: Message) -> Response:
         if message.header.get("joined"):
             return self._push_joined(identity_of(caller), message, pulls=True)
         items = items_of(message, {"joined": bool})
         ask = partial(self._push_one, self.core.pushpull, identity_of(caller))
         return self._when_ready(_homes(items), lambda: self._ask(items, ask))
 
-    def _row_sparse_pull(self, caller: Caller, message: Message) -> Answer:
+    def _row_sparse_pull(self, caller: Caller, message: Message) -> Response:
         items = items_of(message)
         return self._ask(
             items,
@@ -321,7 +321,7 @@ class KVServer:
         is_whole = slot.number > 0 and not slot.error and not slot.value.failure
         return slot.part.home in self.core.state.active and slot.step is None and is_whole
 
-    def _save_states(self, caller: Caller, message: Message) -> Answer:
+    def _save_states(self, caller: Caller, message: Message) -> Response:
         items = items_of(message, tensors=False)
         return self._ask(
             items,
@@ -329,7 +329,7 @@ class KVServer:
             lambda item: lambda value: Tensor.of(np.frombuffer(value.get_states(), np.uint8)),
         )
 
-    def _load_states(self, caller: Caller, message: Message) -> Answer:
+    def _load_states(self, caller: Caller, message: Message) -> Response:
         items, turn = items_of(message, {"turn": int}), _field(message, "turn")
 
         def load(call: Call, item: Item) -> list[p.Effect]:
@@ -365,7 +365,7 @@ class KVServer:
         if slot is not None and slot.value is not None:
             array = slot.value.array
             gradient = decode_gradient(item, array.shape, name_of(array.dtype))
-            if not isinstance(self.core.state.mode, Sync):  # no sum is computed before the answer
+            if not isinstance(self.core.state.mode, Sync):  # no sum is computed before the response
                 gradient = ensure_writable(gradient)
         self._check_updates(item.part)
         if item.before:
@@ -380,28 +380,28 @@ class KVServer:
             text = "without an optimizer each push would replace the value: call set_optimizer first, or use dist_sync"
             raise Refused(text, "invalid")
 
-    def _when_ready(self, homes: Collection[int], then: Callable[[], Answer]) -> Answer:
+    def _when_ready(self, homes: Collection[int], then: Callable[[], Response]) -> Response:
         """Call `then` once this server has recovered the parts, so that it can check gradients against them."""
-        if self._can_answer(homes):
+        if self._can_respond(homes):
             return then()
 
-        async def answer_when_ready() -> Message:
+        async def respond_when_ready() -> Message:
             await self._wait_until_ready(homes)
             result = then()
             return result if isinstance(result, Message) else await result
 
-        return answer_when_ready()
+        return respond_when_ready()
 
     async def _wait_for_recovery(self) -> None:
         """Wait until this server has recovered the configuration from the others."""
         await self._wait_until_ready(range(self.servers))
 
     async def _wait_until_ready(self, homes: Iterable[int]) -> None:
-        while not self._can_answer(homes):
+        while not self._can_respond(homes):
             await self.effects.notifier.next()
 
-    def _can_answer(self, homes: Iterable[int]) -> bool:
-        return all(map(self.core.can_answer, homes))
+    def _can_respond(self, homes: Iterable[int]) -> bool:
+        return all(map(self.core.can_respond, homes))
 
     def _check_existing(self, items: list[Item]) -> None:
         """Refuse requests for keys whose values were lost, instead of waiting for initial values."""
@@ -421,21 +421,21 @@ class KVServer:
             version = self.core.recovery.common[0]
         return Message({"version": version}, [])
 
-    def _ask(self, items: list[Item], ask: Ask, read: Callable[[Item], Read] = lambda item: Value.content) -> Answer:
-        """Pass a request for each part to the state machine; return the joint answer.
+    def _ask(self, items: list[Item], ask: Ask, read: Callable[[Item], Read] = lambda item: Value.content) -> Response:
+        """Pass a request for each part to the state machine; return the joint response.
 
         Args:
             items: the parts of the request.
             ask: passes the request for one part.
-            read: returns for a part the function that extracts the answer from its value.
+            read: returns for a part the function that extracts the response from its value.
 
         Raises:
             Refused: one part was refused, at once or later. The requests for the other parts may or may not have
                 taken effect; repeating them is safe.
         """
-        answers = Answers(len(items))
-        calls = [Call(answers, read(item)) for item in items]
-        answer = lambda: _answer([call.answer for call in calls])  # noqa: E731
+        responses = ResponseCounter(len(items))
+        calls = [Call(responses, read(item)) for item in items]
+        response = lambda: _response([call.response for call in calls])  # noqa: E731
 
         def end() -> None:
             for call, item in zip(calls, items, strict=True):
@@ -446,15 +446,15 @@ class KVServer:
             for call, item in zip(calls, items, strict=True):
                 self.effects.run(ask(call, item))
 
-        return answers.make_calls(begin, answer, end)
+        return responses.make_calls(begin, response, end)
 
     # -- joined requests -------------------------------------------------------------------------------
 
-    def _push_joined(self, worker: str, message: Message, pulls: bool) -> Answer:
+    def _push_joined(self, worker: str, message: Message, pulls: bool) -> Response:
         joined = self.groups.read(worker, message, tensors=1)
         return self._with_layout(worker, joined, lambda layout: self._push_with_layout(worker, joined, layout, pulls))
 
-    def _push_with_layout(self, worker: str, joined: JoinedRequest, layout: Layout, pulls: bool) -> Answer:
+    def _push_with_layout(self, worker: str, joined: JoinedRequest, layout: Layout, pulls: bool) -> Response:
         assert joined.tensor is not None
         gradients: list[Any] = list(layout.slices(joined.tensor))
         for position, before in enumerate(joined.before):
@@ -465,33 +465,33 @@ class KVServer:
         call = JoinedCall(layout, values=pulls)
         parts, numbers, acknowledged = joined.group.parts, joined.numbers, joined.acknowledged
         ask = partial(self.core.push_all, call.requests, worker, parts, numbers, gradients, acknowledged, pulls)
-        return self._answer_joined(call, joined, ask)
+        return self._respond_jointly(call, joined, ask)
 
-    def _pull_joined(self, worker: str, message: Message) -> Answer:
+    def _pull_joined(self, worker: str, message: Message) -> Response:
         joined = self.groups.read(worker, message, tensors=0)
         return self._with_layout(worker, joined, lambda layout: self._pull_with_layout(worker, joined, layout))
 
-    def _pull_with_layout(self, worker: str, joined: JoinedRequest, layout: Layout) -> Answer:
+    def _pull_with_layout(self, worker: str, joined: JoinedRequest, layout: Layout) -> Response:
         call = JoinedCall(layout, values=True)
         parts, numbers, acknowledged = joined.group.parts, joined.numbers, joined.acknowledged
         ask = partial(self.core.pull_all, call.requests, worker, parts, numbers, acknowledged)
-        return self._answer_joined(call, joined, ask)
+        return self._respond_jointly(call, joined, ask)
 
-    def _with_layout(self, worker: str, joined: JoinedRequest, then: Callable[[Layout], Answer]) -> Answer:
+    def _with_layout(self, worker: str, joined: JoinedRequest, then: Callable[[Layout], Response]) -> Response:
         """Call `then` with the layout of the values of a request's parts in one tensor.
 
         Raises:
             Refused: this server lacks parts, or they have different dtypes; at once or later.
         """
         group = joined.group
-        if group.layout is not None and group.epoch == self.core.state.epoch and self._can_answer(group.homes):
+        if group.layout is not None and group.epoch == self.core.state.epoch and self._can_respond(group.homes):
             return then(group.layout)
 
-        async def answer_when_ready() -> Message:
-            answer = then(await self._layout(worker, joined))
-            return answer if isinstance(answer, Message) else await answer
+        async def respond_when_ready() -> Message:
+            response = then(await self._layout(worker, joined))
+            return response if isinstance(response, Message) else await response
 
-        return answer_when_ready()
+        return respond_when_ready()
 
     async def _layout(self, worker: str, joined: JoinedRequest) -> Layout:
         group, state = joined.group, self.core.state
@@ -507,12 +507,12 @@ class KVServer:
             group.epoch = state.epoch
         return group.layout
 
-    def _answer_joined(self, call: JoinedCall, joined: JoinedRequest, ask: Callable[[], list[p.Effect]]) -> Answer:
+    def _respond_jointly(self, call: JoinedCall, joined: JoinedRequest, ask: Callable[[], list[p.Effect]]) -> Response:
         def end() -> None:
             for position in call.unanswered():
                 self.effects.run(self.core.cancel(call.requests[position], joined.group.parts[position]))
 
-        return call.answers.make_calls(lambda: self.effects.run(ask()), call.answer, end)
+        return call.responses.make_calls(lambda: self.effects.run(ask()), call.response, end)
 
     def _measure(self, service: Service) -> None:
         state = self.core.state
@@ -528,9 +528,9 @@ class KVServer:
         )
 
 
-def _answer(answers: list[Any]) -> Message:
+def _response(responses: list[Any]) -> Message:
     return Message(
-        {"numbers": [number for number, _ in answers]}, [tensor for _, tensor in answers if tensor is not None]
+        {"numbers": [number for number, _ in responses]}, [tensor for _, tensor in responses if tensor is not None]
     )
 
 

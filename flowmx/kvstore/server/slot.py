@@ -160,7 +160,7 @@ class Slot:
         self.ticket += 1
 
     def waiting(self) -> list[Request]:
-        """Return all requests without an answer."""
+        """Return all requests without a response."""
         return [*(self.pushes | self.pulls), *(admin.request for admin in self.admin)]
 
     def forget(self, request: Request) -> None:

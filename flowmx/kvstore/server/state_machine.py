@@ -83,7 +83,7 @@ class Core:
         self, request: Request, worker: str, turn: int, part: Part, member: Member, value: object = None,
         inherit: Inherit | None = None,
     ) -> list[Effect]:  # fmt: skip
-        """Count a worker from now on; the answer is the number after which its pushes continue.
+        """Count a worker from now on; the response is the number after which its pushes continue.
 
         Args:
             request: the request to answer.
@@ -91,7 +91,7 @@ class Core:
             turn: counts this worker's enrolments, rests and loads, from 1.
             part: the part.
             member: the worker's rank, and the epoch in which it joined.
-            value: the initial value. Later values are ignored; the answer is delayed until there is a value.
+            value: the initial value. Later values are ignored; the response is delayed until there is a value.
             inherit: returns the state in an earlier job; called if the part has no value. A refusal becomes the
                 answer.
         """
@@ -126,7 +126,7 @@ class Core:
     def pushpull(
         self, request: Request, worker: str, part: Part, sequence: int, gradient: object, acknowledged: int = 0
     ) -> list[Effect]:
-        """Handle a push, as :meth:`push`; the answer is the value, once it is new enough for that worker."""
+        """Handle a push, as :meth:`push`; the response is the value, once it is new enough for that worker."""
         return self._request(request, part, self._push, worker, sequence, gradient, acknowledged, True)
 
     def pull(self, request: Request, worker: str, part: Part, minimum: int, acknowledged: int = 0) -> list[Effect]:
@@ -170,7 +170,7 @@ class Core:
 
     # -- other events ----------------------------------------------------------------------------------
 
-    def can_answer(self, home: int) -> bool:
+    def can_respond(self, home: int) -> bool:
         """Return whether requests for a home can be answered now: this server is active for it, or another one is."""
         view = self.state.view
         if view is None or home in self.state.active:

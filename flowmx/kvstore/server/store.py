@@ -1,6 +1,6 @@
 """Storage of a server: values as NumPy arrays, sums by several threads, and updates by optimizers.
 
-A value is updated in place, unless it is still being read: an answer that is being sent holds a *lease* on the memory,
+A value is updated in place, unless it is still being read: a response that is being sent holds a *lease* on the memory,
 and an update of a leased value makes a copy first.
 """
 
@@ -114,7 +114,7 @@ class States(bytes):
         """Check and return them.
 
         Raises:
-            StatesFormatError: the bytes have another format, or are damaged.
+            StatesFormatError: the bytes have a different format, or are damaged.
         """
         states_file.loads(self)
         return self
@@ -174,7 +174,7 @@ class Value:
         return self.lease()
 
     def is_leased(self) -> bool:
-        """True while an answer still reads the array."""
+        """True while a response still reads the array."""
         return self.view is not None and self.view() is not None
 
     def rows(self, ids: Array) -> Array:

@@ -115,13 +115,13 @@ class Channel:
         timeout: float | None = None,  # noqa: ASYNC109
         sent: Callable[[], object] = lambda: None,
     ) -> Message:
-        """Call an operation: send its bytes, and the bytes of the answer back."""
+        """Call an operation: send its bytes, and the bytes of the response back."""
         message = Message(header, list(tensors))
         await self._carry(message, self._cpu, self._server.cpu, self._machine, self._server.machine, sent)
         result = self._server.service.find(operation).handler(self._caller, message)
-        answer = result if isinstance(result, Message) else await result
-        await self._carry(answer, self._server.cpu, self._cpu, self._server.machine, self._machine)
-        return answer
+        response = result if isinstance(result, Message) else await result
+        await self._carry(response, self._server.cpu, self._cpu, self._server.machine, self._machine)
+        return response
 
     async def close(self) -> None:
         """Do nothing: there is no connection to close."""

@@ -1,7 +1,7 @@
 """The network to a job's servers, as an actor of the engine.
 
-Its operations start on the session's event loop, many at a time, and end when their answers have arrived. That loop is
-separate from the engine's: heartbeats must continue while the engine is stopped, for a fork or a change of settings.
+Its operations start on the session's event loop, many at a time, and end when their responses have arrived. That loop
+is separate from the engine's: heartbeats must continue while the engine is stopped, for a fork or a change of settings.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def split_into_runs(sizes: Sequence[int]) -> list[slice]:
     """Split keys into runs of neighbours that may be sent together although their gradients are not ready at once.
 
     Args:
-        sizes: the bytes of a network's keys, in the order of its layers.
+        sizes: the sizes of a network's keys in bytes, in the order of its layers.
     """
     slices: list[slice] = []
     start = filled = 0

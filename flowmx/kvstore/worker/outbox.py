@@ -30,16 +30,16 @@ class Exchange(Deferred):
 
     Args:
         parts: the number of parts.
-        finish: called at the end, to process the answers.
+        finish: called at the end, to process the responses.
     """
 
     def __init__(self, parts: int, finish: Callable[[], object] = lambda: None) -> None:
         super().__init__()
         self._unanswered = parts
         self._finish = finish
-        self.count_answers(0)
+        self.count_responses(0)
 
-    def count_answers(self, parts: int = 1) -> None:
+    def count_responses(self, parts: int = 1) -> None:
         """Count answered parts."""
         self._unanswered -= parts
         if self._unanswered > 0 or self.ended:
@@ -62,10 +62,10 @@ class Item:
         number: the number of the push, or of the last push that must be in the value; for a group, one for each key or
             for all.
         priority: items with higher priority are sent earlier.
-        exchanges: the operations that wait for the answer.
+        exchanges: the operations that wait for the response.
         tensor: the gradient, or row ids.
         packing: the compression of the gradient.
-        target: the array for the answer.
+        target: the array for the response.
         group: the keys of a group; its shard is only a placeholder.
         before: the optimizer's state before a push, where it depends on other keys; for a group a list with one for
             each key, or None.
@@ -99,7 +99,7 @@ class Outbox:
     limit: int
     _heap: list[tuple[int, int, Item]] = field(default_factory=list)
     nbytes: int = 0
-    """The bytes of waiting items, sent or received, whichever is more."""
+    """The size of the waiting items in bytes: of what is sent or of what is received, whichever is larger."""
     _serial: int = 0
     _pushes: dict[tuple[Any, int], Item] = field(default_factory=dict)
     """The unsent push of each shard."""

@@ -19,7 +19,7 @@ class PushRecord:
 
     Attributes:
         key: the key, or None.
-        before: the optimizer's state before the push, once computed; None where servers know it.
+        before: the optimizer's state before the push, once computed, or None if servers know it.
         done: whether the state is computed.
     """
 

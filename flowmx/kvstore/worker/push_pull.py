@@ -355,7 +355,7 @@ class DistValues(KVStore):
         return self._packing.pack(self._entries[slot.key], source, priority)
 
     def _receiver(self, slot: Slot, targets: Sequence[NDArray]) -> NDArray:
-        """Return the array for the answer: one of the targets, if possible."""
+        """Return the array for the response: one of the targets, if possible."""
         dtype = dtype_of(slot.value)
         for target in targets:
             if sparse_sums.involves_sparse(target):

@@ -52,9 +52,9 @@ async def log_waits(node: Node, sender: Sender, servers: Servers, names: Mapping
 async def _log_rounds(
     node: Node, servers: Servers, names: Mapping[Key, str], due: Mapping[Any, float]
 ) -> None:  # fmt: skip
-    answers = await asyncio.gather(*(servers.call(home, "stats", {}) for home in range(servers.count)))
+    responses = await asyncio.gather(*(servers.call(home, "stats", {}) for home in range(servers.count)))
     states: dict[tuple[Key, int], Any] = {
-        (part["part"][0], part["part"][1]): part for answer in answers for part in answer.header["parts"]
+        (part["part"][0], part["part"][1]): part for response in responses for part in response.header["parts"]
     }
     members = {identity(member.id, member.incarnation): member for member in node.view.members}
     groups: dict[tuple[tuple[str, ...], int], list[tuple[str, float]]] = {}

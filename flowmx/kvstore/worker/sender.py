@@ -1,4 +1,4 @@
-"""The sender of a worker's items to all homes; it delivers the answers to their operations."""
+"""The sender of a worker's items to all homes; it delivers the responses to their operations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["HOLD_DELAY", "LOCAL_FACTOR", "UPLOADS", "Sender", "pushes_of"]
 
 UPLOADS = 2
 """Maximum number of requests that are being sent to one server at a time: an urgent item waits only for these. Requests
-that wait for answers do not count: otherwise a worker could wait for rounds that it blocks itself."""
+that wait for responses do not count: otherwise a worker could wait for rounds that it blocks itself."""
 
 LOCAL_FACTOR = 8
 """Multiplier of the bundle size where memory is shared with the server: copying is faster than sending by about this
@@ -166,22 +166,22 @@ class Sender:
         return await self._servers.call(home, bundle[0].operation, {"parts": parts}, tensors, targets, on_sent)
 
     async def _exchange(self, home: int, bundle: list[Item], on_sent: Any) -> None:
-        """Send items and handle the answer; if it takes long, send several items again one by one.
+        """Send items and handle the response; if it takes long, send several items again one by one.
 
         A request is answered when all of its parts are. If another worker pushes one of the parts only after it has
-        seen a later push of another one, the joint answer would never arrive.
+        seen a later push of another one, the joint response would never arrive.
         """
         if len(bundle) == 1:
-            self._answer(bundle, await self._call(home, bundle, on_sent))
+            self._deliver(bundle, await self._call(home, bundle, on_sent))
             return
         try:
             async with asyncio.timeout(SPLIT_AFTER):
-                answer = await self._call(home, bundle, on_sent)
+                response = await self._call(home, bundle, on_sent)
         except TimeoutError:
             on_sent()
             await asyncio.gather(*(self._send_alone(home, item) for item in bundle))
         else:
-            self._answer(bundle, answer)
+            self._deliver(bundle, response)
 
     # -- refused requests ------------------------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class Sender:
 
     async def _send_alone(self, home: int, item: Item) -> None:
         try:
-            self._answer([item], await self._call(home, [item], lambda: None))
+            self._deliver([item], await self._call(home, [item], lambda: None))
         except CommError as error:
             await self._handle_refusal(home, [item], error)
         except Exception as error:  # it becomes the error of the operation
@@ -261,12 +261,12 @@ class Sender:
         packing = None if item.packing is None else dict(item.packing)
         return [*fields, packing] if item.before is None else [*fields, packing, item.before]
 
-    def _answer(self, bundle: list[Item], answer: Message) -> None:
+    def _deliver(self, bundle: list[Item], response: Message) -> None:
         for item in bundle:
             if item.operation in ("push", "pushpull"):
                 self._acknowledge(item)
             for exchange in item.exchanges:
-                exchange.count_answers()
+                exchange.count_responses()
 
     def _acknowledge(self, item: Item) -> None:
         parts = [item.shard[:2]] if item.group is None else [(key, piece) for key, piece, _ in item.group.parts]
@@ -278,8 +278,8 @@ class Sender:
 def _summarize(bundle: list[Item]) -> dict[str, Any]:
     keys = [key for item in bundle for key in ([item.shard.key] if item.group is None else _keys_of(item.group))]
     names = [str(key) for key in itertools.islice(dict.fromkeys(keys), _MAX_KEYS)]
-    answer_bytes = sum(item.target.nbytes for item in bundle if item.target is not None)
-    return {"keys": names, "count": len(keys), "bytes": sum(item.nbytes for item in bundle) + answer_bytes}
+    response_bytes = sum(item.target.nbytes for item in bundle if item.target is not None)
+    return {"keys": names, "count": len(keys), "bytes": sum(item.nbytes for item in bundle) + response_bytes}
 
 
 def _keys_of(group: Group) -> list[Key]:

@@ -66,14 +66,14 @@ def primary(view: View, home: int, servers: int) -> Member | None:
 
 
 class Servers:
-    """Calls the server that answers for a home, and retries until there is an answer. It belongs to one event loop.
+    """Calls the server that answers for a home, and retries until there is a response. It belongs to one event loop.
 
     Args:
         count: the number of servers of the job.
         connect: returns a channel to an address.
         sender: the fields "node" and "incarnation" of this worker, for headers.
         patience: maximum seconds without a server for a home, or with an unreachable server.
-        timeout: seconds after which an unanswered call is retried: the request or the answer may be lost with its
+        timeout: seconds after which an unanswered call is retried: the request or the response may be lost with its
             connection. Servers recognize repeated requests. The timeout doubles each time, since a synchronous round
             may take arbitrarily long; the scheduler detects lost nodes.
     """
@@ -208,7 +208,7 @@ class Servers:
 
     async def _is_reachable(self, home: int, member: Member) -> bool:
         try:
-            with suppress(Refused):  # any answer shows that it is reachable
+            with suppress(Refused):  # any response shows that it is reachable
                 await self._try_call(home, member, "local", {}, (), None, self._timeout, lambda: None)
         except (PeerGone, TimeoutError):
             return False

@@ -500,15 +500,15 @@ class Session:
         """
         header = {} if progress is None else {"position": list(progress)}
         calls = (self._servers.call(home, "position", header) for home in range(self._servers.count))
-        return max([list(answer.header["position"]) for answer in await asyncio.gather(*calls)])
+        return max([list(response.header["position"]) for response in await asyncio.gather(*calls)])
 
     async def save_states(self, entries: Sequence[KeyState]) -> dict[Shard, bytes]:
         """Return the optimizer states of all parts."""
         states: dict[Shard, bytes] = {}
         for home, shards in _by_home(entries):
             parts = [_part(shard, self._number(entries, shard)) for shard in shards]
-            answer = await self._servers.call(home, "save_states", {"parts": parts})
-            states.update((shard, bytes(tensor.data)) for shard, tensor in zip(shards, answer.tensors, strict=True))
+            response = await self._servers.call(home, "save_states", {"parts": parts})
+            states.update((shard, bytes(tensor.data)) for shard, tensor in zip(shards, response.tensors, strict=True))
         return states
 
     async def stats(self) -> list[dict[str, Any]]:
@@ -538,14 +538,14 @@ class Session:
         self, operation: str, header: dict[str, Any], entries: Sequence[KeyState], tensors: dict[Shard, Tensor],
         counts: dict[Shard, int] | None = None, ranges: bool = False,
     ) -> dict[Shard, int]:  # fmt: skip
-        """Call an operation for every part of some keys; return the numbers in the answers.
+        """Call an operation for every part of some keys; return the numbers in the responses.
 
         Args:
             operation: the operation.
             header: the header, without the parts.
             entries: the keys.
             tensors: tensors to send, by part.
-            counts: filled with the counts in the answers.
+            counts: filled with the counts in the responses.
             ranges: whether to send the range of each part within its key.
         """
         self._turn += 1
@@ -558,10 +558,10 @@ class Session:
             parts = {**header, "parts": [_part(shard) for shard in shards]}
             if ranges:
                 parts["ranges"] = [[shard.start, shard.stop, list(shapes[shard])] for shard in shards]
-            answer: Message = await self._servers.call(home, operation, parts, part_tensors)
-            numbers.update(zip(shards, answer.header["numbers"], strict=True))
+            response: Message = await self._servers.call(home, operation, parts, part_tensors)
+            numbers.update(zip(shards, response.header["numbers"], strict=True))
             if counts is not None:
-                counts.update(zip(shards, answer.header.get("counts", ()), strict=False))
+                counts.update(zip(shards, response.header.get("counts", ()), strict=False))
 
         await asyncio.gather(*(ask(home, shards) for home, shards in _by_home(entries)))
         return numbers

@@ -104,9 +104,12 @@ class Windows:
         if channel is None:
             return
         try:
-            answer = await self._servers.call(shard.home, "window", {"parts": [[*part, shard.home]]})
-            descriptor, inode, size, generation = sequence(answer.header, "window", 4)
-            is_same = (answer.header.get("dtype"), answer.header.get("shape")) == (np.dtype(dtype).name, list(shape))
+            response = await self._servers.call(shard.home, "window", {"parts": [[*part, shard.home]]})
+            descriptor, inode, size, generation = sequence(response.header, "window", 4)
+            is_same = (response.header.get("dtype"), response.header.get("shape")) == (
+                np.dtype(dtype).name,
+                list(shape),
+            )
             if is_same and size == HEAD + shard.nbytes and self._servers.local_channel(shard.home) is channel:
                 memory = channel.map_memory(descriptor, inode, size)
                 self._windows[part] = _Window(memory, generation, shape, dtype)

@@ -43,7 +43,7 @@ def split_states(entries: Sequence[KeyState], data: bytes | memoryview) -> dict[
     """Split the content of a file into the states of each shard.
 
     Raises:
-        StatesFormatError: the file has another format, or is damaged.
+        StatesFormatError: the file has a different format, or is damaged.
         KVStoreError: the file has other keys.
     """
     content = states_file.loads(data)

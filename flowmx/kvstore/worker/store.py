@@ -271,7 +271,7 @@ class DistKVStore(DistValues):
 
         Raises:
             KVStoreError: the store has no optimizer.
-            StatesFormatError: the file has another format, or is damaged.
+            StatesFormatError: the file has a different format, or is damaged.
             OSError: the file cannot be read.
         """
         if self._optimizer is None:

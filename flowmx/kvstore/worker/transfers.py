@@ -55,7 +55,7 @@ class Transfers:
             check_dtype(entry, source)
 
     def _states_before(self, pushes: Sequence[PushRecord]) -> list[Any] | None:
-        """Return the optimizer's state before each of some pushes; None where servers know it."""
+        """Return the optimizer's state before each of some pushes, or None if servers know it."""
         states = self.order.before(pushes) if pushes else []
         return states if any(state is not None for state in states) else None
 
@@ -131,7 +131,7 @@ class Transfers:
                 self._windows.request(shard, entry.shape_of(shard), entry.dtype)
                 tensor, target = Tensor.of(ids), values[begin:end]
                 items.append(Item("row_sparse_pull", shard, number, priority, [exchange], tensor, None, target))
-        exchange.count_answers(1 - len(items))
+        exchange.count_responses(1 - len(items))
         if items:
             self._submit(items)
         return exchange
@@ -188,7 +188,7 @@ _PUSHES = (Transfers.push, Transfers.pushpull, Transfers.push_group, Transfers.p
 
 
 def nbytes_of(source: object) -> int:
-    """Return the bytes of a pushed array; 0 for a compressed gradient, whose memory nothing else uses."""
+    """Return the size of a pushed array in bytes; 0 for a compressed gradient, whose memory nothing else uses."""
     return source.element_type.itemsize * math.prod(source.dims) if isinstance(source, BaseArray) else 0
 
 

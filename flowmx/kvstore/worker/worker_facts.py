@@ -78,10 +78,10 @@ async def open_with_facts(
     if settings.get().kvstore_agreement == "warn":
         facts, hints = {}, {**facts, **hints}
     try:
-        answer = await servers.call(home, "open", {**header, "facts": dict(facts), "hints": dict(hints)})
+        response = await servers.call(home, "open", {**header, "facts": dict(facts), "hints": dict(hints)})
     except Refused as refused:
         if str(refused).startswith(DIFFER):
             raise KVStoreError(f"{refused} {_ADVICE}") from None
         raise
-    for text in answer.header.get("differences", ()):
+    for text in response.header.get("differences", ()):
         log.warning("%s%s", DIFFER, text)

@@ -139,7 +139,7 @@ def _einsum(xp: Functions, g: Tensor, r: Tensor, subscripts: Any, *operands: Any
 
 
 def _expand_ellipses(text: str, ndims: Sequence[int]) -> str:
-    """Replace the dots in the subscripts of an einsum by letters, the same for axes that are broadcast together."""
+    """Replace the ellipses in einsum subscripts with letters; axes that are broadcast together get the same letter."""
     if "." not in text:
         return text
     left, arrow, result = text.partition("->")

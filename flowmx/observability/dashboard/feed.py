@@ -12,7 +12,7 @@ from flowmx.observability.dashboard.sampler_thread import SamplingThread
 
 __all__ = ["Viewer", "send", "stream"]
 
-_PATIENCE = 30.0
+_WRITE_TIMEOUT = 30.0
 """Seconds without progress after which a viewer is disconnected."""
 
 
@@ -84,6 +84,6 @@ async def send(response: web.StreamResponse, texts: AsyncGenerator[bytes]) -> No
     """
     try:
         async for text in texts:
-            await asyncio.wait_for(response.write(b"data: " + text + b"\n\n"), _PATIENCE)
+            await asyncio.wait_for(response.write(b"data: " + text + b"\n\n"), _WRITE_TIMEOUT)
     except (ConnectionError, TimeoutError):
         pass

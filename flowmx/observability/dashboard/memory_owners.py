@@ -42,7 +42,7 @@ class MemoryOwners:
             self._owner = ref(owner)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the bytes of training arrays by role and layer, with the planned bytes, and the owners by device."""
+        """Return the sizes of training arrays by role and layer, with the planned sizes, and the owners by device."""
         owner = self._owner() if self._owner is not None else None
         roles = {} if owner is None else owner._arrays_by_role()
         arrays_by_name = {} if owner is None else owner._arrays_by_name()
@@ -72,7 +72,7 @@ def with_rest(parts: Sequence[tuple[str, int]], total: int = 0, max_rows: int = 
 
     Args:
         parts: names and bytes, the largest first.
-        total: bytes of the whole. If the parts sum to more (devices do not count small arrays), their sum is used.
+        total: the total size in bytes. If the parts sum to more (devices do not count small arrays), their sum is used.
         max_rows: maximum number of rows before the row "other".
 
     Returns:

@@ -59,9 +59,9 @@ def application(secret: str | None = None, job: Job | None = None) -> web.Applic
         name = part.name
         suffix = name[name.rfind(".") :]
         if suffix in _TYPES:
-            site.router.add_get(f"/{name}", _answer(part.read_bytes(), _TYPES[suffix]), allow_head=False)
+            site.router.add_get(f"/{name}", _static_file(part.read_bytes(), _TYPES[suffix]), allow_head=False)
     page = (_PAGE / "index.html").read_bytes()
-    site.router.add_get("/", _answer(page if job is None else _job_page(page), "text/html"), allow_head=False)
+    site.router.add_get("/", _static_file(page if job is None else _job_page(page), "text/html"), allow_head=False)
     site.router.add_get("/events", _events if job is None else _events_handler(job), allow_head=False)
     if job is not None:
         site.router.add_get("/members", _members_handler(job), allow_head=False)
@@ -69,11 +69,11 @@ def application(secret: str | None = None, job: Job | None = None) -> web.Applic
     return site
 
 
-def _answer(body: bytes, content_type: str) -> Handler:
-    async def answer(_: web.Request) -> web.Response:
+def _static_file(body: bytes, content_type: str) -> Handler:
+    async def handle(_: web.Request) -> web.Response:
         return web.Response(body=body, content_type=content_type, charset="utf-8")
 
-    return answer
+    return handle
 
 
 @web.middleware

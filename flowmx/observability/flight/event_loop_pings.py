@@ -48,14 +48,14 @@ class Pings:
         return loops
 
     def slowest(self) -> float:
-        """Return the lag of the slowest loop in seconds: of its last ping, or of one without an answer so far."""
+        """Return the lag of the slowest loop in seconds: of its last ping, or of one without a response so far."""
         now = monotonic()
         loops = list(self._loops())
         blocked = [now - send_time for loop in loops if (send_time := self._sent.get(loop)) is not None]
         return max([*blocked, *(self._lag.get(loop, 0.0) for loop in loops)], default=0.0)
 
     def loop_states(self) -> list[dict[str, Any]]:
-        """Return each loop's thread with its stack, the last lag, and the seconds since a ping without an answer."""
+        """Return each loop's thread with its stack, the last lag, and the seconds since a ping without a response."""
         by_thread, names, now = stacks.stacks(), stacks.names(), monotonic()
         return [
             {

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from flowmx.engine.origin import is_internal
 from flowmx.engine.running import Runner
 from flowmx.engine.scheduler import Operation
-from flowmx.engine.waiting import Waiting
+from flowmx.engine.waiting import Waiter
 
 __all__ = ["Level", "Stack", "lines", "names", "running_in", "stack_of", "stacks", "step_in", "task_lines", "waited_in"]
 
 _MAX_LINES = 12
-_WAIT = Waiting._wait.__code__
+_WAIT = Waiter._wait.__code__
 _LIBRARY = (str(Path(threading.__file__).parent), "<frozen")
 _EXECUTE = {Runner.work.__code__, Runner.run_at_push.__code__, Runner.run_part.__code__}
 _VARIABLES = {_WAIT: ("op",)} | dict.fromkeys(_EXECUTE, ("op", "part"))

@@ -206,7 +206,7 @@ def stop() -> None:
     _watcher.stop()
 
 
-def _follow(config: settings.Settings) -> None:
+def _on_settings_changed(config: settings.Settings) -> None:
     if not config.flight_recorder:
         stop()
     elif engine.hosting.loop is not None:
@@ -243,7 +243,7 @@ def _after_fork_in_parent() -> None:
 
 engine.openers.append(start)
 block_pool.out_of_memory_observers.append(_out_of_memory)
-engine.followers.append(_follow)
+engine.settings_listeners.append(_on_settings_changed)
 process_hooks.show_uncaught(_uncaught)
 process_hooks.at_install(tracebacks.fold_in_ipython)
 process_hooks.at_exit(_watcher.stop)

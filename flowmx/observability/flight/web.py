@@ -22,7 +22,7 @@ def add_to(
 ) -> None:
     """Add the endpoint to an aiohttp application that does not run yet.
 
-    Its answers have names, lines of code and numbers, but no contents of arrays. Restrict access to it nevertheless.
+    Its responses have names, lines of code and numbers, but no contents of arrays. Restrict access to it nevertheless.
 
     Args:
         application: the application.
@@ -30,7 +30,7 @@ def add_to(
         path: path of the endpoint.
     """
 
-    async def answer(request: web.Request) -> web.Response:
+    async def handle(request: web.Request) -> web.Response:
         try:
             if may is not None:
                 may(request.headers)
@@ -44,5 +44,5 @@ def add_to(
         snapshot = await asyncio.to_thread(observe, seconds, values)
         return web.json_response(snapshot, dumps=partial(json.dumps, default=str))
 
-    application.router.add_get(path, answer)
+    application.router.add_get(path, handle)
     start()

@@ -73,5 +73,5 @@ def _report_link(
 def display_name(op: Any) -> str:
     """Return the operator's name for display; fused operators show their parts."""
     name: str = op.name.removeprefix("_fused_").removeprefix("_noted_")
-    then = getattr(op, "then", "")
-    return f"{name} with {then}" if then else name
+    activation = getattr(op, "activation", "")
+    return f"{name} with {activation}" if activation else name

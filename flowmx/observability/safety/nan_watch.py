@@ -195,7 +195,7 @@ def unwatch_all(watch: Watch) -> None:
 _setting_watch = Watch()
 
 
-def _follow(config: settings.Settings) -> None:
+def _on_settings_changed(config: settings.Settings) -> None:
     """Apply the setting ``stop_at_nan``."""
     if config.stop_at_nan and _setting_watch not in _global_watches:
         watch_all(_setting_watch)
@@ -203,7 +203,7 @@ def _follow(config: settings.Settings) -> None:
         unwatch_all(_setting_watch)
 
 
-engine.followers.append(_follow)
+engine.settings_listeners.append(_on_settings_changed)
 
 
 def _begin() -> None:

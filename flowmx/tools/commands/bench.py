@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
             bar.step()
     result = {"machine": machine(), "results": [row._asdict() for row in rows]}
     sys.stdout.write((json.dumps(result, indent=2) if arguments.json else _as_text(result)) + "\n")
-    return usage.FINE
+    return usage.SUCCESS
 
 
 def machine() -> dict[str, Any]:

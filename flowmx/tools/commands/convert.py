@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         convert(job)
     result = f": {check(job, precision)}" if arguments.check else ""
     sys.stdout.write(f"{arguments.source} -> {arguments.target}{result}\n")
-    return usage.FINE
+    return usage.SUCCESS
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     with start(arguments.host, arguments.port, os.environ.get(arguments.secret_from or ""), job=processes) as page:
         sys.stderr.write(f"flowmx: the dashboard of {len(processes)} processes is at {page.url}\n")
         threading.Event().wait()
-    return usage.FINE
+    return usage.SUCCESS
 
 
 def _named(text: str) -> tuple[str, str]:

@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
             script.run_module(module, program)
     except script.ScriptExit as error:
         return error.status
-    return usage.FINE
+    return usage.SUCCESS
 
 
 def _prepare_children() -> None:

@@ -33,7 +33,7 @@ def _script(words: Sequence[str]) -> int:
         script.run(words)
     except script.ScriptExit as error:
         return error.status
-    return usage.FINE
+    return usage.SUCCESS
 
 
 def _parser() -> argparse.ArgumentParser:

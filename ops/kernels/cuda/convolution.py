@@ -110,37 +110,37 @@ _loops: dict[Any, Loop] = {}
 
 def finish(op: Any, run: Run, parts: LayerInputs, result: Array, out: Array) -> bool:
     """Compute ``then(scale * result + bias + addend)``; return False, without effect, if no kernel can."""
-    then, edge = getattr(op, "then", ""), getattr(op, "edge", 0.0)
+    activation, activation_bound = getattr(op, "activation", ""), getattr(op, "activation_bound", 0.0)
     vector = [1] * out.ndim
     vector[op.bias_axis() % out.ndim] = -1
     vectors = [None if each is None else each.reshape(vector) for each in (parts.scale, parts.bias)] + [parts.addend]
     present = tuple(each is not None for each in vectors)
-    key = (present, then, edge, out.dtype)
+    key = (present, activation, activation_bound, out.dtype)
     loop = _loops.get(key)
     if loop is None:
-        loop = _loops.setdefault(key, _ends(present, then, edge, out.dtype))
+        loop = _loops.setdefault(key, _epilogue_loop(present, activation, activation_bound, out.dtype))
     return loop.is_exact and loop.run(run.xp, [], [result, *[each for each in vectors if each is not None], out])
 
 
-def _ends(present: Sequence[bool], then: str, edge: float, dtype: Any) -> Loop:
+def _epilogue_loop(present: Sequence[bool], activation: str, activation_bound: float, dtype: Any) -> Loop:
     value, count = placeholder(0), 1
     for is_installed, is_scale in zip(present, (True, False, False), strict=True):
         if is_installed:
             value = value * placeholder(count) if is_scale else value + placeholder(count)
             count += 1
-    return Loop([_activate(value, then, edge)], [dtype] * (count + 1))
+    return Loop([_activate(value, activation, activation_bound)], [dtype] * (count + 1))
 
 
-def _activate(x: Expr, then: str, edge: float) -> Expr:
-    if then == "relu":
+def _activate(x: Expr, activation: str, activation_bound: float) -> Expr:
+    if activation == "relu":
         return where(x < 0.0, 0.0, x)
-    if then == "leaky":
-        return where(x < 0.0, x * number(edge), x)
-    if then == "clip":
-        return where(x < 0.0, 0.0, where(x > number(edge), number(edge), x))
-    if then == "swish":
+    if activation == "leaky":
+        return where(x < 0.0, x * number(activation_bound), x)
+    if activation == "clip":
+        return where(x < 0.0, 0.0, where(x > number(activation_bound), number(activation_bound), x))
+    if activation == "swish":
         return x * math_functions.sigmoid(x)
-    return x if not then else math_functions.sigmoid(x) if then == "sigmoid" else math_functions.tanh(x)
+    return x if not activation else math_functions.sigmoid(x) if activation == "sigmoid" else math_functions.tanh(x)
 
 
 def _parts(op: Any, inputs: Sequence[Array]) -> LayerInputs:
@@ -158,7 +158,7 @@ def _parts(op: Any, inputs: Sequence[Array]) -> LayerInputs:
 def convolution(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Compute the forward of a fused convolution."""
     parts, out = _parts(op, inputs), outputs[0]
-    does_more = any(each is not None for each in parts[2:]) or bool(getattr(op, "then", ""))
+    does_more = any(each is not None for each in parts[2:]) or bool(getattr(op, "activation", ""))
     # The addend may share the output's memory.
     result = empty(run.xp, out.shape, out.dtype, format_of([as_images(out)])) if parts.addend is not None else out
     is_done = convolve(run, "correlate", op, op.geometry, parts.data, parts.weight, result)

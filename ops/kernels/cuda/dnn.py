@@ -84,7 +84,7 @@ class Plan:
     Args:
         graph: the frontend's graph, built.
         index: the index of the plan; None for the graph's choice.
-        workspace: bytes of workspace.
+        workspace: the size of the workspace in bytes.
     """
 
     def __init__(self, graph: Any, index: int | None, workspace: int) -> None:

@@ -1,7 +1,7 @@
 """Formulas as kernels: one pass over memory for arrays that are broadcast to one shape, in any layout.
 
-Axes that can be merged for all arrays become one axis (:func:`flowmx.ops.kernels.llvm.walks.merged_axes`). If arrays
-are dense or constant along the innermost axis, a thread accesses 16 bytes of the widest of them at a time.
+Axes that can be merged for all arrays become one axis (:func:`flowmx.ops.kernels.llvm.strided_loops.merged_axes`). If
+arrays are dense or constant along the innermost axis, a thread accesses 16 bytes of the widest of them at a time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flowmx.devices.cuda.memory import address_of
 from flowmx.ops.formulas.expressions import Expr, placeholder
 from flowmx.ops.kernels.cuda.elementwise_source import Formulas, constant, lower
 from flowmx.ops.kernels.cuda.source_kernels import Program, blocks_for
-from flowmx.ops.kernels.llvm.walks import merged_axes
+from flowmx.ops.kernels.llvm.strided_loops import merged_axes
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array
 

@@ -48,7 +48,7 @@ __device__ __forceinline__ void narrow(double x, double& out) { out = x; }
 __device__ __forceinline__ void narrow(float x, half_t& out) { out.bits = float_to_half(x); }
 __device__ __forceinline__ void narrow(float x, bfloat16_t& out) {
     unsigned int bits = (unsigned int)__float_as_int(x);
-    out.bits = x != x ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to the nearest, halves to even
+    out.bits = x != x ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to the nearest, ties to even
 }
 
 // x * 2^e in two halves, since 2^e may overflow although the product does not.

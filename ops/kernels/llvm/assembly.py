@@ -1,9 +1,9 @@
 """Write LLVM assembly: one function that works on vectors of a fixed number of lanes.
 
-Every function has the same shape. Its only argument is the address of the words of a call: a counter from which threads
-take their tasks, the number of tasks, then whatever the function reads (lengths, numbers, and arrays, which are passed
-as NumPy's objects). Since tasks are taken from a counter, the same function serves any number of
-threads, and the other threads do the share of one that starts late::
+All functions have the same signature: their only argument is the address of the *words* of a call, which are its 64-bit
+arguments. The first is a counter from which threads take their tasks, the second the number of tasks. Lengths, scalars
+and arrays (as NumPy's objects) follow. Since threads take tasks from a counter, the same function serves any number of
+threads, and the other threads do the tasks of one that starts late::
 
     code = Code("add", REAL)
     n, x, out = code.word(), code.array(), code.array()
@@ -37,7 +37,7 @@ class Storage(NamedTuple):
     """The processor feature that it needs, as LLVM names it; empty if it needs none."""
 
 
-class Real(NamedTuple):
+class FloatType(NamedTuple):
     """An element type in registers: LLVM's name, the integer type of its size, the lanes of a vector.
 
     Elements with a 16-bit type (``storage``) are widened when they are loaded, and rounded when they are stored.
@@ -53,7 +53,7 @@ class Real(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of an element in memory."""
+        """The size of an element in memory, in bytes."""
         return (self.storage or self).bits // 8
 
     @property
@@ -63,8 +63,8 @@ class Real(NamedTuple):
 
 
 # 64 bytes: one register on machines with registers of that size, several on others.
-FLOAT = Real("float", "i32", "f32", 32, 23, 16)
-DOUBLE = Real("double", "i64", "f64", 64, 52, 8)
+FLOAT = FloatType("float", "i32", "f32", 32, 23, 16)
+DOUBLE = FloatType("double", "i64", "f64", 64, 52, 8)
 HALF = FLOAT._replace(storage=Storage("half", "f16", 16, "f16c"))
 BFLOAT = FLOAT._replace(storage=Storage("i16", "i16", 16, ""))
 """bfloat16: the upper half of a float."""
@@ -93,7 +93,7 @@ class Code:
         features: the processor's features, as LLVM names them.
     """
 
-    def __init__(self, real: Real = FLOAT, features: frozenset[str] = frozenset()) -> None:
+    def __init__(self, real: FloatType = FLOAT, features: frozenset[str] = frozenset()) -> None:
         self.real = real
         self.features = features
         self.lanes = real.lanes
@@ -106,7 +106,7 @@ class Code:
         self._names = 0
         self._words = 2
         self._streams = False
-        self._reals: dict[str, Real] = {}
+        self._reals: dict[str, FloatType] = {}
         """The element types of arrays, by the name of their address."""
 
     # -- text ------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class Code:
         self._entry.append(f"  {every} = shufflevector {self.vector} {first}, {self.vector} poison, {zeros}")
         return Value(self.vector, every)
 
-    def array(self, real: Real | None = None) -> Value:
+    def array(self, real: FloatType | None = None) -> Value:
         """Return the address of the data of the next word, a NumPy array of these elements."""
         head = self._load_word("ptr")
         place, name = self._name(), self._name()
@@ -397,7 +397,7 @@ class Code:
     def _or_all(self, mask: Value | None) -> Value:
         return self._every(self.mask, "i1 true") if mask is None else mask
 
-    def _real(self, address: Value) -> Real:
+    def _real(self, address: Value) -> FloatType:
         """Return the element type of an array."""
         return self._reals.get(address.name, self.real)
 
@@ -407,7 +407,7 @@ class Code:
         memory = real.storage or real
         return memory.name, memory.suffix
 
-    def _widened(self, value: Value, real: Real) -> Value:
+    def _widened(self, value: Value, real: FloatType) -> Value:
         """Convert a loaded value, a vector or one element, to its type in registers."""
         if real.storage is None:
             return value
@@ -417,7 +417,7 @@ class Code:
         bits = self.put(integers, f"zext {value} to {integers}")
         return self.put(wide, f"bitcast {self._shifted('shl', bits)} to {wide}")
 
-    def _narrowed(self, value: Value, real: Real) -> Value:
+    def _narrowed(self, value: Value, real: FloatType) -> Value:
         """Round a value to its type in memory before it is stored: to nearest, ties to even."""
         if real.storage is None:
             return value

@@ -8,9 +8,9 @@ from functools import cache, partial
 from typing import Any
 
 from flowmx.ops.kernels.llvm import team
-from flowmx.ops.kernels.llvm.assembly import Code, Real
+from flowmx.ops.kernels.llvm.assembly import Code, FloatType
 from flowmx.ops.kernels.llvm.background_compilation import Program
-from flowmx.ops.kernels.llvm.elementwise import TASK, WORTH_A_THREAD_NS, real_of
+from flowmx.ops.kernels.llvm.elementwise import MIN_TASK_SIZE, WORTH_A_THREAD_NS, float_type_of
 from flowmx.ops.math.conversion import cast_kernel
 from flowmx.ops.registry.kernels import kernel
 from flowmx.ops.registry.operators import Array, Operator, Run
@@ -23,7 +23,7 @@ _NS = 1 / 16
 _pack = struct.Struct("6q").pack
 
 
-def _write(source: Real, target: Real, features: frozenset[str]) -> str:
+def _write(source: FloatType, target: FloatType, features: frozenset[str]) -> str:
     code = Code(source, features)
     size, share, source_array, target_array = code.word(), code.word(), code.array(source), code.array(target)
     with code.tasks() as task:
@@ -40,7 +40,7 @@ def _write(source: Real, target: Real, features: frozenset[str]) -> str:
 @cache
 def _program(source: object, target: object) -> Program | None:
     """Return the loop from one element type to another, or None."""
-    source_real, target_real = real_of(source), real_of(target)
+    source_real, target_real = float_type_of(source), float_type_of(target)
     if source_real is None or target_real is None or not source_real.name == target_real.name == "float":
         return None
     return Program(partial(_write, source_real, target_real))
@@ -57,7 +57,7 @@ def copy(source: Array, out: Array) -> bool:
     if compiled is None:
         return False
     threads = team.count() if size * _NS > WORTH_A_THREAD_NS else 1
-    share = size if threads == 1 else max(TASK, size // (8 * threads) // 1024 * 1024)
+    share = size if threads == 1 else max(MIN_TASK_SIZE, size // (8 * threads) // 1024 * 1024)
     words = _pack(0, -(-size // share), size, share, id(source), id(out))
     team.run(compiled, words, threads, (source, out))
     return True

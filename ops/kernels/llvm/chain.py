@@ -23,10 +23,10 @@ from flowmx.ops.formulas.expressions import (
     uniforms,
 )
 from flowmx.ops.kernels.llvm import compiler
-from flowmx.ops.kernels.llvm.assembly import Real
+from flowmx.ops.kernels.llvm.assembly import FloatType
 from flowmx.ops.kernels.llvm.background_compilation import Program, begin_compiling, load_ahead
-from flowmx.ops.kernels.llvm.elementwise import Fused, computed_alike, is_exact, real_of
-from flowmx.ops.kernels.llvm.walks import Axes, Walk, axes_of, streams, vectors
+from flowmx.ops.kernels.llvm.elementwise import Fused, compute_in_common_layout, float_type_of, is_exact
+from flowmx.ops.kernels.llvm.strided_loops import Axes, StridedLoop, axes_of, streams, vectors
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.kernels import Laid, kernel, kernel_for
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape
@@ -64,20 +64,20 @@ class _Form:
         real: the element type.
     """
 
-    def __init__(self, chain: Chain, real: Real) -> None:
+    def __init__(self, chain: Chain, real: FloatType) -> None:
         self._outputs = formulas(chain)
         self._real = real
-        self._walks: dict[Any, Walk] = {}
+        self._loops: dict[Any, StridedLoop] = {}
         self._steps = instruction_count(self._outputs)
         self.uniforms = uniforms(self._outputs)
 
-    def walk(self, axes: Axes, is_streaming: bool) -> Walk:
+    def loop(self, axes: Axes, is_streaming: bool) -> StridedLoop:
         """Return the loop along axes."""
-        key = (axes.still, len(axes.lengths), is_streaming, vectors(self._steps, math.prod(axes.lengths)))
-        walk = self._walks.get(key)
-        if walk is None:
-            walk = self._walks.setdefault(key, Walk(self._outputs, self._real, *key))
-        return walk
+        key = (axes.is_constant, len(axes.lengths), is_streaming, vectors(self._steps, math.prod(axes.lengths)))
+        loop = self._loops.get(key)
+        if loop is None:
+            loop = self._loops.setdefault(key, StridedLoop(self._outputs, self._real, *key))
+        return loop
 
 
 class _Call:
@@ -95,7 +95,7 @@ class _Call:
         self._order = order
         self._axes = axes
         self._numbers = numbers
-        self._walk = form.walk(axes, False)
+        self._walk = form.loop(axes, False)
         self._threads = 0
         self._words: tuple[float, ...] = ()
 
@@ -106,13 +106,13 @@ class _Call:
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
         """Run it; return False if it is not compiled (yet)."""
-        walk, threads = self._walk, self._walk.threads(self._axes)
+        loop, threads = self._walk, self._walk.threads(self._axes)
         if threads != self._threads:
-            self._words = walk.words(self._axes, self._numbers, threads)
+            self._words = loop.words(self._axes, self._numbers, threads)
             self._threads = threads
         if streams(self._axes, inputs, outputs):  # addresses may differ from call to call
-            walk = self._form.walk(self._axes, True)
-        return walk.run(self._words, [*[inputs[at] for at in self._order], *outputs], threads)
+            loop = self._form.loop(self._axes, True)
+        return loop.run(self._words, [*[inputs[at] for at in self._order], *outputs], threads)
 
 
 _forms: dict[Hashable, _Form] = {}
@@ -151,7 +151,7 @@ def weight(op: Operator, dtype: DType, count: int) -> int | None:
 
 
 def _weight(op: Operator, dtype: DType, count: int) -> int | None:
-    fused, real = kernel_for("cpu", op.name), real_of(dtype)
+    fused, real = kernel_for("cpu", op.name), float_type_of(dtype)
     if real is None or not isinstance(fused, Fused):
         return None
     formula = fused.formula(Parameters(op), *[placeholder(at) for at in range(count)])
@@ -163,7 +163,7 @@ def compute(chain: Chain, run: Run, inputs: Sequence[Array], outputs: Sequence[A
     """Run a chain as one loop if it is big enough and its arrays can be walked, else link by link."""
     if outputs[0].size * len(chain.links) < _MIN_SIZE or not (
         _computed(chain, inputs, outputs)
-        or computed_alike(outputs[0], inputs, outputs, lambda *laid: _computed(chain, *laid))
+        or compute_in_common_layout(outputs[0], inputs, outputs, lambda *laid: _computed(chain, *laid))
     ):
         chain.forward(run, inputs, outputs)
 
@@ -182,7 +182,7 @@ class _Layout(NamedTuple):
 
     @property
     def itemsize(self) -> int:
-        """Return the bytes of an element."""
+        """Return the size of an element in bytes."""
         return self.dtype.itemsize
 
 
@@ -219,7 +219,7 @@ def _call(chain: Chain, inputs: Sequence[Array], outputs: Sequence[Array]) -> _C
 def _prepare(chain: Chain, inputs: Sequence[Array], outputs: Sequence[Array]) -> _Call | None:
     order, ordered = in_order_of_use(chain)
     axes = axes_of([*[inputs[at] for at in order], *outputs])
-    if axes is None or any(axes.still[len(inputs) :]):
+    if axes is None or any(axes.is_constant[len(inputs) :]):
         return None
     form = _form(ordered, outputs[0].dtype)
     return _Call(form, order, axes, numbers(ordered, form.uniforms))
@@ -264,7 +264,7 @@ def _form(chain: Chain, dtype: DType) -> _Form:
     key = (dtype, form_of(chain))
     form = _forms.get(key)
     if form is None:
-        real = real_of(dtype)
+        real = float_type_of(dtype)
         assert real is not None
         form = _forms.setdefault(key, _Form(chain, real))
     return form

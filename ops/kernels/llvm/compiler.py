@@ -1,8 +1,8 @@
 """Compile LLVM assembly to functions in memory with llvmlite, and cache the machine code on disk.
 
 llvmlite is imported at the first compilation. A program whose functions are all in the cache never imports it; what
-LLVM reports about the machine is cached too. Optimized code takes LLVM five times as long as baseline code. The
-first call of a function gets baseline code (:func:`compile_baseline`), which gives the same bits, except for the signs
+LLVM reports about the machine is cached too. Optimized code takes LLVM five times as long as baseline code. The first
+call of a function gets baseline code (:func:`compile_baseline`), whose results are bit-identical, except for the signs
 of NaNs: the text fixes the roundings and their order.
 
 A file of the cache (:mod:`flowmx.disk_cache`) is named by a digest of the text, LLVM's version, the processor and its

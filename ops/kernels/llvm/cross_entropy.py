@@ -14,7 +14,7 @@ from flowmx.ops.kernels.llvm.background_compilation import Program
 from flowmx.ops.kernels.llvm.gather import INDEX_TYPES, position
 from flowmx.ops.kernels.llvm.row_loops import Kind, Row, Rows
 from flowmx.ops.kernels.llvm.softmax import PLAIN, log_softmax
-from flowmx.ops.kernels.recording import refuse
+from flowmx.ops.kernels.recording import mark_incomplete
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.kernels import Kernel, register_kernel
 from flowmx.ops.registry.operators import Array, Bound, Form, Operator, Run
@@ -109,7 +109,7 @@ class _AtLabels(Kernel):
 
 def _compute_plainly(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Compute the operator by the array library, except for the softmax."""
-    refuse()
+    mark_incomplete()
     op.forward(run, inputs, outputs)
 
 

@@ -5,8 +5,8 @@ A kernel is a formula under an operator's name::
     fused("softsign", lambda p, x: x / (absolute(x) + 1.0))
 
 ``p`` stands for the operator's parameters. A formula returns an expression for each output, and for each input
-that the operator updates. Arrays are walked in memory order: the axes may have any order, as
-long as all arrays are dense and have the same order. All other calls run the operator's forward.
+that the operator updates. Loops run in memory order: the axes may have any order, as long as all arrays are dense and
+have the same order. All other calls run the fallback.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from flowmx.ops.formulas.expressions import (
     uniforms,
 )
 from flowmx.ops.kernels.llvm import compiler, team
-from flowmx.ops.kernels.llvm.assembly import BFLOAT, DOUBLE, FLOAT, HALF, Code, Real
+from flowmx.ops.kernels.llvm.assembly import BFLOAT, DOUBLE, FLOAT, HALF, Code, FloatType
 from flowmx.ops.kernels.llvm.background_compilation import Program
 from flowmx.ops.kernels.llvm.lowering import invariants, lower
 from flowmx.ops.kernels.llvm.math_functions import expanded
@@ -42,13 +42,13 @@ Formula = Callable[..., Any]
 FUSED: dict[str, Fused] = {}
 """The formula of every operator, by name: other devices compile them too."""
 
-_REALS: dict[str, Real] = {"float32": FLOAT, "float64": DOUBLE, "float16": HALF, "bfloat16": BFLOAT}
+_FLOAT_TYPES: dict[str, FloatType] = {"float32": FLOAT, "float64": DOUBLE, "float16": HALF, "bfloat16": BFLOAT}
 
 
 @cache
-def real_of(dtype: Any) -> Real | None:
+def float_type_of(dtype: Any) -> FloatType | None:
     """Return the types in which loops compute on elements of a dtype; None if they cannot."""
-    real = _REALS.get(NAMES.get(dtype, ""))
+    real = _FLOAT_TYPES.get(NAMES.get(dtype, ""))
     if real is None or real.storage is None or not real.storage.feature or real.storage.feature in compiler.features():
         return real
     return None
@@ -62,21 +62,21 @@ _BYTES_PER_NS = 64
 _STEPS_PER_NS = 140
 WORTH_A_THREAD_NS = 16_000
 MIN_SIZE = 8192
-"""The fewest elements for which a loop replaces a fallback of several steps."""
-FEW = 512
-"""The fewest elements for which a loop replaces a fallback of many steps."""
-_MIN_HALVES = 1024
-"""The fewest 16-bit elements for which a loop replaces the fallback, which is slow with them."""
-TASK = 1 << 14
-"""The fewest elements of a task."""
+"""The minimum number of elements for which a loop replaces a fallback of several steps."""
+MIN_SIZE_MANY_STEPS = 512
+"""The minimum number of elements for which a loop replaces a fallback of many steps."""
+_MIN_SIZE_16BIT = 1024
+"""The minimum number of 16-bit elements for which a loop replaces the fallback, which is slow with them."""
+MIN_TASK_SIZE = 1 << 14
+"""The minimum number of elements of a task."""
 
 
-def pace(outputs: Sequence[Expr], arrays: int, real: Real) -> float:
-    """Estimate the nanoseconds of an element: the greater of computation and memory traffic."""
+def ns_per_element(outputs: Sequence[Expr], arrays: int, real: FloatType) -> float:
+    """Estimate the time per element in nanoseconds: the greater of computation and memory traffic."""
     return max(arrays * real.nbytes / _BYTES_PER_NS, instruction_count(outputs) / _STEPS_PER_NS)
 
 
-def is_exact(outputs: Sequence[Expr], real: Real) -> bool:
+def is_exact(outputs: Sequence[Expr], real: FloatType) -> bool:
     """Return whether formulas are accurate in this type."""
     return real.name == "float" or not primitives(outputs) & _FLOAT_ONLY
 
@@ -91,19 +91,19 @@ class Loop:
         reals: the element type of each array in memory, inputs first, if they differ.
     """
 
-    FIRST_NUMBER = 4
-    """The position of the numbers in the words of a call."""
+    FIRST_SCALAR = 4
+    """The index of the first scalar among the 64-bit arguments of a call."""
 
-    def __init__(self, outputs: Sequence[Expr], inputs: int, real: Real, reals: Sequence[Real] = ()) -> None:
+    def __init__(self, outputs: Sequence[Expr], inputs: int, real: FloatType, reals: Sequence[FloatType] = ()) -> None:
         self.outputs = outputs
         self.inputs = inputs
         self.real = real
         self._reals = reals or [real] * (inputs + len(outputs))
         self.uniforms = uniforms(outputs)
-        self.program = Program(self._write)
-        self._pack = struct.Struct(f"{self.FIRST_NUMBER}q{len(self.uniforms)}d").pack
+        self.program = Program(self._generate)
+        self._pack = struct.Struct(f"{self.FIRST_SCALAR}q{len(self.uniforms)}d").pack
         self._pack_places = struct.Struct(f"{inputs + len(outputs)}q").pack
-        self._pace = pace(outputs, inputs + len(outputs), real)
+        self._ns_per_element = ns_per_element(outputs, inputs + len(outputs), real)
 
     @property
     def is_exact(self) -> bool:
@@ -115,7 +115,7 @@ class Loop:
         """Whether the formula is rounded once, as NumPy rounds it."""
         return instruction_count(self.outputs) <= 1
 
-    def _write(self, features: frozenset[str]) -> str:
+    def _generate(self, features: frozenset[str]) -> str:
         code = Code(self.real, features)
         size, share = code.word(), code.word()
         numbers = {uniform: code.number() for uniform in self.uniforms}
@@ -136,7 +136,7 @@ class Loop:
         return code.finish()
 
     def values(self, owner: Any) -> list[float]:
-        """Return the numbers that are passed with a call of this operator."""
+        """Return the scalars that are passed with a call of this operator."""
         return [
             float(getattr(owner, uniform.value))
             if uniform.kind == "parameter"
@@ -149,10 +149,10 @@ class Loop:
         compiled = self.program.compiled or self.program.get()
         if compiled is None:
             return False
-        threads = team.count() if size * self._pace > WORTH_A_THREAD_NS else 1
+        threads = team.count() if size * self._ns_per_element > WORTH_A_THREAD_NS else 1
         share = size
         if threads > 1:
-            share = max(TASK, size // (8 * threads) // 1024 * 1024)
+            share = max(MIN_TASK_SIZE, size // (8 * threads) // 1024 * 1024)
         words = self._pack(0, -(-size // share), size, share, *numbers) + self._pack_places(*map(id, arrays))
         team.run(compiled, words, threads, arrays)
         return True
@@ -163,14 +163,14 @@ class Loop:
         Returns None if it is not compiled (yet), or if more threads are worthwhile.
         """
         program: Any = self.program  # its function is replaced by an optimized one
-        if program.get() is None or size * self._pace > WORTH_A_THREAD_NS:
+        if program.get() is None or size * self._ns_per_element > WORTH_A_THREAD_NS:
             return None
         head, pack = self._pack(0, 1, size, size, *numbers), self._pack_places
         return lambda *arrays: team.run(program.compiled, head + pack(*map(id, arrays)), 1, arrays)
 
 
 def in_memory_order(arrays: Sequence[Array]) -> bool:
-    """Return whether arrays of the same shape are dense in one order of axes, so that they can be walked as if flat."""
+    """Return whether arrays of the same shape are dense in one order of axes, so that a loop can treat them as flat."""
     for array in arrays:
         if not array.flags.c_contiguous:
             break
@@ -190,8 +190,8 @@ def in_memory_order(arrays: Sequence[Array]) -> bool:
     return True
 
 
-def laid_out_as(out: Array, array: Array) -> Array:
-    """Return the array, or a copy whose axes have the memory order of an output that it is broadcast to."""
+def match_layout(out: Array, array: Array) -> Array:
+    """Return the array, or a copy whose axes have the memory order of the output that it is broadcast to."""
     missing = out.ndim - array.ndim
     order = sorted(range(missing, out.ndim), key=lambda axis: -out.strides[axis])
     copy = np.empty([array.shape[axis - missing] for axis in order], array.dtype)
@@ -202,13 +202,13 @@ def laid_out_as(out: Array, array: Array) -> Array:
     return copy
 
 
-def computed_alike(
+def compute_in_common_layout(
     out: Array,
     inputs: Sequence[Array],
     outputs: Sequence[Array],
     compute: Callable[[Sequence[Array], Sequence[Array]], bool],
 ) -> bool:
-    """Compute on copies with the layout of one of the outputs, for arrays of different layouts.
+    """Compute arrays of different layouts on copies with the layout of one of the outputs.
 
     Args:
         out: that output, dense in some order of its axes.
@@ -219,7 +219,7 @@ def computed_alike(
     if not in_memory_order([out]):
         return False
     laid = [array if array.strides == out.strides else np.empty_like(out) for array in outputs]
-    if not compute([laid_out_as(out, array) for array in inputs], laid):
+    if not compute([match_layout(out, array) for array in inputs], laid):
         return False
     for copy, array in zip(laid, outputs, strict=True):
         if copy is not array:
@@ -228,13 +228,13 @@ def computed_alike(
 
 
 class Fused(Kernel):
-    """The kernel of an operator by a formula; see the module docstring.
+    """A kernel that is generated from a formula; see the module docstring.
 
     Args:
         name: the operator's name.
         formula: called as ``formula(p, *inputs)``; returns an expression, a tuple of them, or None.
-        variant: returns the operator parameters that the form of the formula depends on (the formula reads ``p.op``).
-        least: the fewest elements for which the loop is faster than the fallback.
+        variant: returns a key of the operator parameters that select a different formula (the formula reads ``p.op``).
+        least: the minimum number of elements for which the loop is faster than the fallback.
     """
 
     only_native = True
@@ -243,7 +243,7 @@ class Fused(Kernel):
         self, name: str, formula: Formula, variant: Callable[[Any], Hashable] | None = None, least: int = MIN_SIZE
     ) -> None:
         self.name = name
-        self._statement = formula
+        self._formula = formula
         self.variant = variant
         self.least = least
         self.updates = lookup(name).updates
@@ -251,7 +251,7 @@ class Fused(Kernel):
 
     def formula(self, p: Parameters, *inputs: Expr) -> Any:
         """Return the formula in primitives: an expression, a tuple of them, or None if loops cannot compute it."""
-        result = self._statement(p, *inputs)
+        result = self._formula(p, *inputs)
         if result is None:
             return None
         primitives = expanded(result if isinstance(result, tuple) else (result,))
@@ -266,7 +266,7 @@ class Fused(Kernel):
             return self._loops.setdefault(key, self._make(op, dtype, count))
 
     def _make(self, op: Any, dtype: Any, count: int) -> Loop | None:
-        real = real_of(dtype)
+        real = float_type_of(dtype)
         if real is None:
             return None
         inputs = [placeholder(position) for position in range(count)]
@@ -309,12 +309,12 @@ class Fused(Kernel):
         return bound
 
     def try_compute(self, xp: Any, parameters: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
-        """Compute with the parameters of any object; return False, having done nothing, if the fallback must run."""
+        """Compute with the parameters of any object; return False, without changes, if the fallback must run."""
         out = outputs[0]
         return out.size >= self._least(out.dtype) and self._fast(parameters, out, inputs, outputs)
 
     def _least(self, dtype: Any) -> int:
-        return self.least if dtype.itemsize > 2 else min(self.least, _MIN_HALVES)
+        return self.least if dtype.itemsize > 2 else min(self.least, _MIN_SIZE_16BIT)
 
     def _fast(self, op: Any, out: Array, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
         shape, dtype = out.shape, out.dtype
@@ -333,9 +333,9 @@ class Fused(Kernel):
         arrays = [*inputs, *outputs, *[inputs[position] for position in self.updates]]
         if not in_memory_order(arrays):
             if self.updates or loop.is_one_step:
-                return False  # the fallback gives the same bits
+                return False  # the fallback's result is bit-identical
             # The bits of a result must not depend on its layout: compute the same values elsewhere.
-            return computed_alike(out, inputs, outputs, lambda *laid: self._fast(op, out, *laid))
+            return compute_in_common_layout(out, inputs, outputs, lambda *laid: self._fast(op, out, *laid))
         return loop.run(out.size, numbers[4], arrays)
 
 

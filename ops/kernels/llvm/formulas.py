@@ -10,9 +10,9 @@ from flowmx.ops.formulas.expressions import (
     Expr,
     Parameters,
     clip,
-    differ,
-    either,
     equal,
+    logical_or,
+    logical_xor,
     maximum,
     minimum,
     not_equal,
@@ -21,7 +21,7 @@ from flowmx.ops.formulas.expressions import (
     sqrt,
     where,
 )
-from flowmx.ops.kernels.llvm.elementwise import FEW, MIN_SIZE, fused
+from flowmx.ops.kernels.llvm.elementwise import MIN_SIZE, MIN_SIZE_MANY_STEPS, fused
 from flowmx.ops.kernels.llvm.math_functions import expanded
 from flowmx.ops.math.unary import TABLE
 
@@ -29,7 +29,7 @@ _PLAIN = 1 << 16
 """Elements below which the plain forward is as fast, for operators where it is one of NumPy's fast functions."""
 
 _MIN_SIZES = {
-    **dict.fromkeys(("erf", "sigmoid"), FEW),
+    **dict.fromkeys(("erf", "sigmoid"), MIN_SIZE_MANY_STEPS),
     **dict.fromkeys(("rsqrt", "expm1", "log1p", "tanh", "softsign", "_softrelu"), MIN_SIZE),
 }
 """The forward is as fast below this number of elements, for functions that are slow in NumPy."""
@@ -59,8 +59,8 @@ _TWO: dict[str, Callable[[Any, Any], Expr]] = {
     "lesser": lambda a, b: one_if(a < b),
     "lesser_equal": lambda a, b: one_if(a <= b),
     "logical_and": lambda a, b: one_if(not_equal(a, 0.0) & not_equal(b, 0.0)),
-    "logical_or": lambda a, b: one_if(either(not_equal(a, 0.0), not_equal(b, 0.0))),
-    "logical_xor": lambda a, b: one_if(differ(not_equal(a, 0.0), not_equal(b, 0.0))),
+    "logical_or": lambda a, b: one_if(logical_or(not_equal(a, 0.0), not_equal(b, 0.0))),
+    "logical_xor": lambda a, b: one_if(logical_xor(not_equal(a, 0.0), not_equal(b, 0.0))),
 }
 _SCALAR = {"add": "_plus_scalar", "sub": "_minus_scalar"}
 _REVERSED = {"sub": "_rminus_scalar", "div": "_rdiv_scalar"}
@@ -102,7 +102,7 @@ fused("_power_scalar", _power, variant=lambda op: op.scalar, least=_PLAIN)
 
 
 fused("smooth_l1", smooth_l1)
-fused("clip", lambda p, x: clip(x, p.a_min, p.a_max), least=FEW)
+fused("clip", lambda p, x: clip(x, p.a_min, p.a_max), least=MIN_SIZE_MANY_STEPS)
 fused("hard_sigmoid", hard_sigmoid)
 
 
@@ -130,12 +130,15 @@ def _rectified(p: Parameters, x: Expr, gamma: Expr | None = None) -> Expr | None
 
 fused("Activation", lambda p, x: ACTIVATIONS[p.op.act_type].compute(x), variant=_act_type, least=1)
 fused(
-    "_backward_Activation", lambda p, head, y: head * ACTIVATIONS[p.op.act_type].slope(y), variant=_act_type, least=FEW
+    "_backward_Activation",
+    lambda p, head, y: head * ACTIVATIONS[p.op.act_type].slope(y),
+    variant=_act_type,
+    least=MIN_SIZE_MANY_STEPS,
 )
-fused("LeakyReLU", _rectified, variant=_act_type, least=FEW)
+fused("LeakyReLU", _rectified, variant=_act_type, least=MIN_SIZE_MANY_STEPS)
 fused(
     "_backward_LeakyReLU",
     lambda p, head, x: head * RECTIFIERS[p.op.act_type].slope(p, x),
     variant=_act_type,
-    least=FEW,
+    least=MIN_SIZE_MANY_STEPS,
 )

@@ -11,7 +11,7 @@ from flowmx.ops.compiled.joined_normalization import JoinedNormalization
 from flowmx.ops.kernels.llvm import chain, team
 from flowmx.ops.kernels.llvm.assembly import Code, Value
 from flowmx.ops.kernels.llvm.background_compilation import Program
-from flowmx.ops.kernels.recording import refuse
+from flowmx.ops.kernels.recording import mark_incomplete
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.kernels import kernel
 from flowmx.ops.registry.operators import Array, Run, lookup
@@ -85,7 +85,7 @@ def _compute(op: JoinedNormalization, run: Run, inputs: Sequence[Array], outputs
     is_suited = all(map(_is_suited, (*parts, out))) and all(each.flags.c_contiguous for each in (scale, shift))
     function = _program(op.relu).get() if is_suited else None
     if function is None:
-        refuse()
+        mark_incomplete()
         for *arrays, target in op.pieces(inputs, out):
             chain.compute(_operations(op.relu), run, arrays, [target])
         return

@@ -42,8 +42,8 @@ def lower_side_by_side(
 
     Args:
         code: as in :func:`lower`.
-        outputs: likewise.
-        inputs: likewise, for each vector.
+        outputs: as in :func:`lower`.
+        inputs: the values of the inputs, for each vector.
     """
     lanes = [dict(values) for values in inputs]
     for expr in evaluation_order(outputs, lanes[0]):
@@ -57,7 +57,7 @@ def invariants(code: Code, outputs: Sequence[Expr], fixed: Mapping[Expr, Value])
 
     Args:
         code: as in :func:`lower`.
-        outputs: likewise.
+        outputs: as in :func:`lower`.
         fixed: the values that stay the same.
 
     Returns:

@@ -103,7 +103,7 @@ class Writer:
     def read_words(self) -> None:
         """Read the words after ``WORDS``."""
         code = self.code
-        self.edge = code.number()
+        self.activation_bound = code.number()
         self.data, self.weights, self.out = code.address(), code.address(), code.address()
         self.bias = code.address() if self.kind.has_bias else None
 
@@ -208,16 +208,20 @@ class Writer:
             code.store(code.get(total), self.out, place, mask)
 
     def _activate(self, value: Value) -> Value:
-        code, then = self.code, self.kind.activation
+        code, activation = self.code, self.kind.activation
         x = placeholder(0)
-        if then in _FORMULAS:
-            return lower(code, [_FORMULAS[then](x)], {x: value})[0]
-        if not then:
+        if activation in _FORMULAS:
+            return lower(code, [_FORMULAS[activation](x)], {x: value})[0]
+        if not activation:
             return value
         zero = code.constant(0.0)
-        low = code.binary("fmul", self.edge, value) if then == "leaky" else zero
+        low = code.binary("fmul", self.activation_bound, value) if activation == "leaky" else zero
         value = code.choose(code.compare("ogt", value, zero), value, low)
-        return code.choose(code.compare("olt", value, self.edge), value, self.edge) if then == "clip" else value
+        return (
+            code.choose(code.compare("olt", value, self.activation_bound), value, self.activation_bound)
+            if activation == "clip"
+            else value
+        )
 
 
 def _write(kind: Kind, features: frozenset[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from flowmx.ops.formulas import update_rules as updates
 from flowmx.ops.formulas.expressions import Parameters, placeholder
 from flowmx.ops.kernels.llvm.assembly import FLOAT
-from flowmx.ops.kernels.llvm.elementwise import Loop, fused, real_of
+from flowmx.ops.kernels.llvm.elementwise import Loop, float_type_of, fused
 from flowmx.ops.kernels.llvm.math_functions import expanded
 from flowmx.ops.optimizers.updates import REGISTERED, Rule, mixed_update
 from flowmx.ops.registry.operators import Array
@@ -35,7 +35,7 @@ def _mixed(rule: Rule, p: object, inputs: Sequence[Array], out: Array) -> bool:
 
 
 def _loop(rule: Rule, p: object, arrays: Sequence[Array], count: int) -> Loop | None:
-    reals = [real_of(each.dtype) for each in arrays]
+    reals = [float_type_of(each.dtype) for each in arrays]
     floats = [each for each in reals if each is not None and each.name == FLOAT.name]
     formulas = expanded(rule.formula(Parameters(p), *map(placeholder, range(count))))
     if formulas is None or len(floats) < len(reals):

@@ -9,7 +9,7 @@ from functools import cache
 from flowmx.ops.formulas.expressions import Expr, instruction_count, placeholder
 from flowmx.ops.kernels.llvm.assembly import FLOAT
 from flowmx.ops.kernels.llvm.math_functions import sigmoid, tanh
-from flowmx.ops.kernels.llvm.walks import Walk, axes_of, vectors
+from flowmx.ops.kernels.llvm.strided_loops import StridedLoop, axes_of, vectors
 from flowmx.ops.nn.common import scratch
 from flowmx.ops.recurrent import time_loops
 from flowmx.ops.recurrent.layer_arrays import LayerArrays
@@ -36,9 +36,9 @@ def _gru_step() -> list[Expr]:
 
 
 @cache
-def _walk(step: Callable[[], list[Expr]], still: tuple[bool, ...], rank: int, size: int) -> Walk:
+def _strided_loop(step: Callable[[], list[Expr]], is_constant: tuple[bool, ...], rank: int, size: int) -> StridedLoop:
     outputs = step()
-    return Walk(outputs, FLOAT, still, rank, False, vectors(instruction_count(outputs), size))
+    return StridedLoop(outputs, FLOAT, is_constant, rank, False, vectors(instruction_count(outputs), size))
 
 
 class _Loop:
@@ -46,7 +46,7 @@ class _Loop:
 
     def __init__(self, step: Callable[[], list[Expr]]) -> None:
         self._step = step
-        self._walk: Walk | None = None
+        self._strided_loop: StridedLoop | None = None
 
     def run(self, arrays: Sequence[Array]) -> bool:
         """Compute a step; return False at the first step if the arrays are unsupported or the loop is not compiled yet.
@@ -54,15 +54,15 @@ class _Loop:
         Raises:
             RuntimeError: the loop is missing at a later step.
         """
-        is_first = self._walk is None
-        if self._walk is None:
+        is_first = self._strided_loop is None
+        if self._strided_loop is None:
             axes = axes_of(arrays) if arrays[0].dtype == FLOAT32 else None
-            if axes is None or any(axes.still):
+            if axes is None or any(axes.is_constant):
                 return False
-            self._walk = _walk(self._step, axes.still, len(axes.lengths), math.prod(axes.lengths))
-            self._threads = self._walk.threads(axes)
-            self._words = self._walk.words(axes, (), self._threads)
-        if self._walk.run(self._words, arrays, self._threads):
+            self._strided_loop = _strided_loop(self._step, axes.is_constant, len(axes.lengths), math.prod(axes.lengths))
+            self._threads = self._strided_loop.threads(axes)
+            self._words = self._strided_loop.words(axes, (), self._threads)
+        if self._strided_loop.run(self._words, arrays, self._threads):
             return True
         if not is_first:
             raise RuntimeError("a compiled loop is no longer available")
@@ -78,9 +78,9 @@ def lstm(run: Run, layer: LayerArrays) -> None:
     cells, squashed = layer.cell_states
     for step, gates in enumerate(layer.gates):
         recur(layer.output_before(step), total)
-        four = _apart(gates, 4)
+        four = _split_gates(gates, 4)
         results = (*four, cells[step], squashed[step], layer.hidden[step])
-        if not loop.run([*_apart(total, 4), *four, layer.cell_before(step), *results]):
+        if not loop.run([*_split_gates(total, 4), *four, layer.cell_before(step), *results]):
             time_loops.lstm_forward(run, layer)
             return
 
@@ -92,19 +92,19 @@ def gru(run: Run, layer: LayerArrays) -> None:
     total = scratch(run, "gru gates", layer.gates.shape[1:], layer.gates.dtype)
     recur = layer.recurrent_product(run)
     (inner,) = layer.cell_states
-    # The loop is compiled for fixed strides, and outputs have other strides than the first state.
+    # The loop is compiled for fixed strides, and the outputs' strides differ from the first state's.
     before = scratch(run, "gru before", layer.cell_states.shape[2:], layer.gates.dtype)
     for step, gates in enumerate(layer.gates):
         before[...] = layer.output_before(step)
         recur(before, total)
         run.xp.add(total[:, 2 * units :], layer.bias, out=inner[step])
-        three = _apart(gates, 3)
-        if not loop.run([*three, *_apart(total, 3)[:2], inner[step], before, *three, layer.hidden[step]]):
+        three = _split_gates(gates, 3)
+        if not loop.run([*three, *_split_gates(total, 3)[:2], inner[step], before, *three, layer.hidden[step]]):
             time_loops.gru_forward(run, layer)
             return
 
 
-def _apart(gates: Array, count: int) -> list[Array]:
-    """Return the gates in an array (batch, gates·units)."""
+def _split_gates(gates: Array, count: int) -> list[Array]:
+    """Return views of the single gates in an array (batch, gates·units)."""
     units = gates.shape[-1] // count
     return [gates[:, at * units : (at + 1) * units] for at in range(count)]

@@ -11,7 +11,7 @@ import numpy as np
 from flowmx.ops.formulas.expressions import instruction_count, placeholder
 from flowmx.ops.kernels.llvm.assembly import FLOAT
 from flowmx.ops.kernels.llvm.math_functions import sigmoid, tanh
-from flowmx.ops.kernels.llvm.walks import Axes, Walk, axes_of, vectors
+from flowmx.ops.kernels.llvm.strided_loops import Axes, StridedLoop, axes_of, vectors
 from flowmx.ops.recurrent import cell_steps
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.kernels import Kernel, register_kernel
@@ -26,16 +26,16 @@ class CellStep(Kernel):
 
     def __init__(self, of: type[cell_steps.CellOperator]) -> None:
         self._of = of
-        self._walks: dict[Any, Walk] = {}
+        self._loops: dict[Any, StridedLoop] = {}
 
     def compute(self, op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute into the outputs."""
         arrays = op.pieces(inputs, outputs)
         axes = _walked(arrays)
         if axes is not None:
-            walk = self._walk(axes)
-            threads = walk.threads(axes)
-            if walk.run(walk.words(axes, (), threads), arrays, threads):
+            loop = self._strided_loop(axes)
+            threads = loop.threads(axes)
+            if loop.run(loop.words(axes, (), threads), arrays, threads):
                 return
         op.forward(run, inputs, outputs)
 
@@ -45,30 +45,32 @@ class CellStep(Kernel):
         axes = _walked(op.pieces(inputs, outputs))
         if axes is None:
             return None
-        walk = self._walk(axes)
-        if walk.program.get() is None:
+        loop = self._strided_loop(axes)
+        if loop.program.get() is None:
             return None
-        threads = walk.threads(axes)
-        words, pieces = walk.words(axes, (), threads), op.pieces
+        threads = loop.threads(axes)
+        words, pieces = loop.words(axes, (), threads), op.pieces
 
         def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
             for each in (*inputs, *outputs):
                 if not each.flags.c_contiguous:
                     self.compute(op, run, inputs, outputs)
                     return
-            if not walk.run(words, pieces(inputs, outputs), threads):
+            if not loop.run(words, pieces(inputs, outputs), threads):
                 op.forward(run, inputs, outputs)
 
         return bound
 
-    def _walk(self, axes: Axes) -> Walk:
-        key = axes.still, len(axes.lengths)
-        walk = self._walks.get(key)
-        if walk is None:
+    def _strided_loop(self, axes: Axes) -> StridedLoop:
+        key = axes.is_constant, len(axes.lengths)
+        loop = self._loops.get(key)
+        if loop is None:
             outputs = self._of.formula(sigmoid, tanh, [placeholder(at) for at in range(len(axes.strides))])
             side_by_side = vectors(instruction_count(outputs), math.prod(axes.lengths))
-            walk = self._walks.setdefault(key, Walk(outputs, FLOAT, axes.still, len(axes.lengths), False, side_by_side))
-        return walk
+            loop = self._loops.setdefault(
+                key, StridedLoop(outputs, FLOAT, axes.is_constant, len(axes.lengths), False, side_by_side)
+            )
+        return loop
 
 
 def _walked(arrays: Sequence[Array]) -> Axes | None:
@@ -77,7 +79,7 @@ def _walked(arrays: Sequence[Array]) -> Axes | None:
     if not all(shape) or any(each.dtype != FLOAT32 or each.shape != shape for each in arrays):
         return None
     axes = axes_of(arrays)
-    return None if axes is None or any(axes.still) else axes
+    return None if axes is None or any(axes.is_constant) else axes
 
 
 for _op in (cell_steps.GRUStep, cell_steps.BackwardGRUStep, cell_steps.LSTMStep, cell_steps.BackwardLSTMStep):

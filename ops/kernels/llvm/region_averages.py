@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 
 from flowmx.ops.kernels.llvm import team
-from flowmx.ops.kernels.llvm.assembly import DOUBLE, FLOAT, Code, Real, Value
+from flowmx.ops.kernels.llvm.assembly import DOUBLE, FLOAT, Code, FloatType, Value
 from flowmx.ops.kernels.llvm.background_compilation import Program
 from flowmx.ops.kernels.onednn.copies import copy
 from flowmx.ops.registry.kernels import kernel
 from flowmx.ops.registry.operators import Array, Run
 from flowmx.ops.vision.region_averages import Spans
 
-_REALS = {np.dtype(np.float32): FLOAT, np.dtype(np.float64): DOUBLE}
+_FLOAT_TYPES = {np.dtype(np.float32): FLOAT, np.dtype(np.float64): DOUBLE}
 _SHARED = 1 << 14
-"""Numbers to read or write from which several threads pay."""
+"""The minimum number of elements read or written for which several threads are faster."""
 _COPIED = 3
 """The number of looks at each pixel from which a copy of the data pays."""
 _SIDE_BY_SIDE = 4
@@ -37,7 +37,7 @@ _pack = struct.Struct(f"{2 + len(_WORDS) + 2 + 2 + 2 * len(_AXIS) + 2}q").pack
 class _Cells:
     """The words and the loops over cells and their pixels that both functions have."""
 
-    def __init__(self, real: Real, packed: bool, features: frozenset[str]) -> None:
+    def __init__(self, real: FloatType, packed: bool, features: frozenset[str]) -> None:
         self.code = code = Code(real, features)
         self.packed = packed
         self.words = {name: code.word() for name in _WORDS}
@@ -99,7 +99,7 @@ class _Cells:
         return self.code.plus(self.code.times(channel, size), place), size
 
 
-def _averages(real: Real, packed: bool, features: frozenset[str]) -> str:
+def _averages(real: FloatType, packed: bool, features: frozenset[str]) -> str:
     """The cells, a task for each share of the regions."""
     cells = _Cells(real, packed, features)
     code = cells.code
@@ -130,7 +130,7 @@ def _averages(real: Real, packed: bool, features: frozenset[str]) -> str:
     return code.finish()
 
 
-def _gradient(real: Real, packed: bool, features: frozenset[str]) -> str:
+def _gradient(real: FloatType, packed: bool, features: frozenset[str]) -> str:
     """The gradient, added to zeros: a task for each share of the channels in an image.
 
     Each task goes through all regions in order: sums do not depend on the number of threads.
@@ -164,7 +164,7 @@ def _gradient(real: Real, packed: bool, features: frozenset[str]) -> str:
 
 
 @lru_cache
-def _program(write: Any, real: Real, packed: bool) -> Program:
+def _program(write: Any, real: FloatType, packed: bool) -> Program:
     return Program(partial(write, real, packed))
 
 
@@ -178,8 +178,8 @@ def _looked_at(spans: tuple[Spans, Spans]) -> int:
 
 
 def _call(write: object, op: Any, rois: Array, data: Array, cells: Array, fills: bool) -> bool:
-    """Fill the cells from the data, or the data from the cells; False where no compiled function does so."""
-    real, (images, channels, height, width) = _REALS.get(data.dtype), data.shape
+    """Fill the cells from the data, or the data from the cells; return False if no compiled function can."""
+    real, (images, channels, height, width) = _FLOAT_TYPES.get(data.dtype), data.shape
     arrays = (data, cells)
     if real is None or cells.dtype != data.dtype or not all(each.flags.c_contiguous for each in arrays):
         return False

@@ -27,7 +27,7 @@ _pack = struct.Struct("11q").pack
 
 
 def resize(image: Array, out: Array, interp: int) -> bool:
-    """Resize an image (height, width, channels) into ``out``; False where no compiled function does so.
+    """Resize an image (height, width, channels) into ``out``; return False if no compiled function can.
 
     Args:
         image: bytes; its rows may lie apart, as those of a part of another image.

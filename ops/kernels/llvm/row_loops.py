@@ -27,9 +27,9 @@ import numpy as np
 from flowmx.bounded_tables import make_room
 from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, parameter, placeholder, primitives, uniforms
 from flowmx.ops.kernels.llvm import math_functions, team
-from flowmx.ops.kernels.llvm.assembly import FLOAT, Code, Real, Value
+from flowmx.ops.kernels.llvm.assembly import FLOAT, Code, FloatType, Value
 from flowmx.ops.kernels.llvm.background_compilation import Program
-from flowmx.ops.kernels.llvm.elementwise import real_of
+from flowmx.ops.kernels.llvm.elementwise import float_type_of
 from flowmx.ops.kernels.llvm.lowering import invariants, lower
 from flowmx.ops.kernels.recording import use_memory
 from flowmx.ops.registry.dtypes import FLOAT32
@@ -197,7 +197,7 @@ class Rows:
             op: the operator, for the parameters.
             shape: (outer, length, inner).
             inputs: as the kind defines.
-            outputs: likewise; totals need an inner of 1.
+            outputs: as the kind defines; totals need an inner of 1.
             parts: the number of parts of each row; arrays then have the shape (parts, outer, length), and inner is 1.
         """
         dtypes = tuple([array.dtype for array in (*inputs, *outputs)])
@@ -271,7 +271,7 @@ class Rows:
         """Return the function for arrays of these element types."""
         programs = self._programs.get(dtypes)
         if programs is None:
-            reals = [real_of(dtype) for dtype in dtypes]
+            reals = [float_type_of(dtype) for dtype in dtypes]
             pair = Program(partial(self._along, reals)), Program(partial(self._side_by_side, reals))
             programs = self._programs.setdefault(dtypes, pair)
         return programs[inner != 1]
@@ -279,7 +279,7 @@ class Rows:
     # -- text ------------------------------------------------------------------------------------------
 
     def _begin(
-        self, reals: Sequence[Real | None], features: frozenset[str]
+        self, reals: Sequence[FloatType | None], features: frozenset[str]
     ) -> tuple[Code, list[Value], dict[Expr, Value], dict[str, list[Value]]]:
         code, kind = Code(FLOAT, features), self.kind
         sizes = [*(code.word() for _ in range(5)), code.counter()]
@@ -295,7 +295,7 @@ class Rows:
         start = {"full": 0, "columns": kind.full, "singles": kind.full + kind.columns}[which]
         return self._inputs[start : start + getattr(kind, which)]
 
-    def _along(self, reals: Sequence[Real | None], features: frozenset[str]) -> str:
+    def _along(self, reals: Sequence[FloatType | None], features: frozenset[str]) -> str:
         """Return the code of a kernel with vectors along the row."""
         code, (rows, share, length, _, parts, done), numbers, at = self._begin(reals, features)
         stride = code.times(rows, length)
@@ -407,7 +407,7 @@ class Rows:
 
                 code.strips(code.index(0), length, add)
 
-    def _side_by_side(self, reals: Sequence[Real | None], features: frozenset[str]) -> str:
+    def _side_by_side(self, reals: Sequence[FloatType | None], features: frozenset[str]) -> str:
         """A row in each lane."""
         code, (units, share, length, inner, _, _), numbers, at = self._begin(reals, features)
         width = code.put("i64", f"add i64 {inner.name}, {code.lanes - 1}")

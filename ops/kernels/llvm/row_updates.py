@@ -15,7 +15,7 @@ from flowmx.ops.formulas.expressions import placeholder
 from flowmx.ops.kernels.llvm import team
 from flowmx.ops.kernels.llvm.assembly import Code, Value
 from flowmx.ops.kernels.llvm.background_compilation import Program
-from flowmx.ops.kernels.llvm.elementwise import FUSED, TASK, WORTH_A_THREAD_NS, Loop, pace
+from flowmx.ops.kernels.llvm.elementwise import FUSED, MIN_TASK_SIZE, WORTH_A_THREAD_NS, Loop, ns_per_element
 from flowmx.ops.kernels.llvm.lowering import invariants, lower
 from flowmx.ops.registry.operators import Array, Operator
 
@@ -23,15 +23,15 @@ _GRAD = 1
 """The position of the gradient among the inputs of updates."""
 
 _programs: WeakKeyDictionary[Loop, tuple[Program, Any]] = WeakKeyDictionary()
-"""For each formula over whole arrays the one over rows, and what packs the words of its calls."""
+"""The program that updates rows with a loop's formula, and the packer of its arguments."""
 
 
 def update(op: Operator, rows: Array, arrays: Sequence[Array]) -> bool:
-    """Update rows of a weight and its states in place; False, and nothing is done, where no loop fits.
+    """Update rows of a weight and its states in place; return False, without changes, if no loop fits.
 
     Args:
         op: the update.
-        rows: the numbers of the rows, int64, ascending, inside of the weight.
+        rows: the indices of the rows, int64, ascending, in range.
         arrays: the operator's inputs: the weight, the gradients of these rows alone, and the states.
     """
     weight = arrays[0]
@@ -41,7 +41,7 @@ def update(op: Operator, rows: Array, arrays: Sequence[Array]) -> bool:
     dense = all(each.flags.c_contiguous for each in (rows, *arrays))
     whole = all(each.shape == weight.shape for at, each in enumerate(arrays) if at != _GRAD)
     if len(rows) and not 0 <= rows[0] <= rows[-1] < len(weight):
-        return False  # they are not those of the weight: the plain form says so
+        return False  # out of range: the fallback raises the error
     if not dense or not whole or rows.dtype != np.int64 or arrays[_GRAD].shape != (len(rows), *weight.shape[1:]):
         return False
     loop = fused.loop(op, weight.dtype, len(arrays))
@@ -53,8 +53,10 @@ def update(op: Operator, rows: Array, arrays: Sequence[Array]) -> bool:
         return False
     length = math.prod(weight.shape[1:])
     elements = len(rows) * length
-    threads = team.count() if elements * pace(loop.outputs, len(arrays) + 1, loop.real) > WORTH_A_THREAD_NS else 1
-    share = max(1, TASK // max(1, length)) if threads > 1 else max(1, len(rows))
+    threads = (
+        team.count() if elements * ns_per_element(loop.outputs, len(arrays) + 1, loop.real) > WORTH_A_THREAD_NS else 1
+    )
+    share = max(1, MIN_TASK_SIZE // max(1, length)) if threads > 1 else max(1, len(rows))
     words = pack(0, -(-len(rows) // share), len(rows), share, length, *loop.values(op), *map(id, (*arrays, rows)))
     team.run(compiled, words, threads)
     return True
@@ -64,12 +66,12 @@ def _program(loop: Loop, targets: tuple[int, ...]) -> tuple[Program, Any]:
     program = _programs.get(loop)
     if program is None:
         pack = struct.Struct(f"5q{len(loop.uniforms)}d{loop.inputs + 1}q").pack
-        program = _programs.setdefault(loop, (Program(partial(_write, loop, targets)), pack))
+        program = _programs.setdefault(loop, (Program(partial(_generate, loop, targets)), pack))
     return program
 
 
-def _write(loop: Loop, targets: tuple[int, ...], features: frozenset[str]) -> str:
-    """Write the function; each output of the formula is a new value of the input at its target."""
+def _generate(loop: Loop, targets: tuple[int, ...], features: frozenset[str]) -> str:
+    """Return the LLVM code; output k of the formula replaces the input with index ``targets[k]``."""
     code = Code(loop.real, features)
     count, share, length = code.word(), code.word(), code.word()
     numbers = {uniform: code.number() for uniform in loop.uniforms}

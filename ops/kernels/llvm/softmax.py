@@ -11,14 +11,14 @@ import numpy as np
 
 from flowmx.ops.formulas.expressions import Expr, Parameters
 from flowmx.ops.kernels.llvm.assembly import FLOAT
-from flowmx.ops.kernels.llvm.elementwise import FEW, real_of
+from flowmx.ops.kernels.llvm.elementwise import MIN_SIZE_MANY_STEPS, float_type_of
 from flowmx.ops.kernels.llvm.row_loops import Kind, Row, Rows
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.kernels import Kernel, kernel, register_kernel
 from flowmx.ops.registry.operators import Array, Bound, Form, Run, Shape
 
-MIN_SIZE = FEW
-"""The operator's forward runs below this number of elements, except for softmax and its relatives."""
+MIN_SIZE = MIN_SIZE_MANY_STEPS
+"""The minimum number of elements for which a loop replaces the fallback, except for softmax and its relatives."""
 
 
 def softmax(p: Parameters, row: Row, x: Expr) -> Expr:
@@ -63,7 +63,7 @@ class Of(NamedTuple):
 
     formula: Callable[..., Expr]
     full: int
-    """The number of float inputs; lengths are an additional input of another dtype."""
+    """The number of float inputs; lengths are an additional input of a different dtype."""
     scaling: Callable[[Any], float]
     """Called with the operator; returns the factor of the data."""
 
@@ -87,7 +87,7 @@ def around(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
 @cache
 def computed(dtype: DType) -> bool:
     """Return whether row kernels support an element type: float32, or 16 bits that the processor can widen."""
-    real = real_of(dtype)
+    real = float_type_of(dtype)
     return real is not None and real.name == FLOAT.name
 
 

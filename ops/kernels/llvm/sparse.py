@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from flowmx.ops.kernels.llvm import team
-from flowmx.ops.kernels.llvm.assembly import DOUBLE, FLOAT, Code, Real, Value
+from flowmx.ops.kernels.llvm.assembly import DOUBLE, FLOAT, Code, FloatType, Value
 from flowmx.ops.kernels.llvm.background_compilation import Program
 from flowmx.ops.registry.operators import Array
 
@@ -16,7 +16,7 @@ _MIN_SIZE = 1 << 12
 """The fallback is as fast below this number of products."""
 _SHARED = 1 << 16
 """Several threads are faster from this number of products."""
-_REALS = {np.dtype(np.float32): FLOAT, np.dtype(np.float64): DOUBLE}
+_FLOAT_TYPES = {np.dtype(np.float32): FLOAT, np.dtype(np.float64): DOUBLE}
 
 _PARTS = 4
 """Results that are added up, each of a share of the matrix, where it has as many times more elements than results."""
@@ -77,7 +77,7 @@ def _add_row(
         code.store_one(_scalar(code, "fadd", code.load_one(out, at), term), out, at)
 
 
-def _by_rows(real: Real, single: bool, features: frozenset[str]) -> str:
+def _by_rows(real: FloatType, single: bool, features: frozenset[str]) -> str:
     """``out[i] = Σ data[e] · b[indices[e]]`` over the elements e of row i, a task for each share of the rows."""
     code = Code(real, features)
     share, length, rows, _ = (code.word() for _ in range(4))
@@ -93,7 +93,7 @@ def _by_rows(real: Real, single: bool, features: frozenset[str]) -> str:
     return code.finish()
 
 
-def _by_columns(real: Real, single: bool, apart: bool, features: frozenset[str]) -> str:
+def _by_columns(real: FloatType, single: bool, apart: bool, features: frozenset[str]) -> str:
     """``out[places[e]] += data[e] · b[i]`` over the elements e of all rows i, from zeros.
 
     A task is either a share of the columns of ``b``, or, with ``apart``, a share of the matrix's rows, summed into a
@@ -125,17 +125,17 @@ def _by_columns(real: Real, single: bool, apart: bool, features: frozenset[str])
 
 @lru_cache
 def _rows_program(dtype: np.dtype[np.generic], single: bool) -> Program:
-    return Program(partial(_by_rows, _REALS[dtype], single))
+    return Program(partial(_by_rows, _FLOAT_TYPES[dtype], single))
 
 
 @lru_cache
 def _columns_program(dtype: np.dtype[np.generic], single: bool, apart: bool) -> Program:
-    return Program(partial(_by_columns, _REALS[dtype], single, apart))
+    return Program(partial(_by_columns, _FLOAT_TYPES[dtype], single, apart))
 
 
 def _suits(width: int, data: Array, *arrays: Array) -> bool:
     """Return whether the functions support these arrays; the first have the elements' dtype."""
-    alike = data.dtype in _REALS and all(each.dtype == data.dtype for each in arrays)
+    alike = data.dtype in _FLOAT_TYPES and all(each.dtype == data.dtype for each in arrays)
     return data.size * width >= _MIN_SIZE and alike and all(each.flags.c_contiguous for each in (data, *arrays))
 
 

@@ -12,18 +12,18 @@ from functools import lru_cache, partial
 import numpy as np
 
 from flowmx.ops.kernels.llvm import team
-from flowmx.ops.kernels.llvm.assembly import DOUBLE, FLOAT, Code, Real, Value
+from flowmx.ops.kernels.llvm.assembly import DOUBLE, FLOAT, Code, FloatType, Value
 from flowmx.ops.kernels.llvm.background_compilation import Program
 from flowmx.ops.registry.operators import Array
 from flowmx.ops.vision.suppression import Boxes, Rule, suppressor
 
 _SHARED = 256
 """Boxes of an example from which several threads pay."""
-_REALS = {np.dtype(np.float32): FLOAT, np.dtype(np.float64): DOUBLE}
+_FLOAT_TYPES = {np.dtype(np.float32): FLOAT, np.dtype(np.float64): DOUBLE}
 _pack = struct.Struct("5q2d3q").pack
 
 
-def _text(real: Real, kinds: bool, reached: bool, features: frozenset[str]) -> str:
+def _text(real: FloatType, kinds: bool, reached: bool, features: frozenset[str]) -> str:
     """A task for each example; planes (batch, 5 or 6, boxes) hold corners, areas and classes."""
     code = Code(real, features)
     size, most, length = code.word(), code.word(), code.word()
@@ -73,14 +73,14 @@ def _text(real: Real, kinds: bool, reached: bool, features: frozenset[str]) -> s
 
 
 @lru_cache
-def _program(real: Real, kinds: bool, reached: bool) -> Program:
+def _program(real: FloatType, kinds: bool, reached: bool) -> Program:
     return Program(partial(_text, real, kinds, reached))
 
 
 @suppressor("cpu")
 def keep_mask(boxes: Boxes, rule: Rule) -> Array | None:
     """Return the mask of surviving boxes (batch, boxes), bool; None if it is not compiled (yet)."""
-    real = _REALS.get(boxes.areas.dtype)
+    real = _FLOAT_TYPES.get(boxes.areas.dtype)
     if real is None or rule.threshold < 0 or (rule.reached and not rule.threshold):
         return None
     compiled = _program(real, boxes.kinds is not None, rule.reached).get()

@@ -18,20 +18,25 @@ ACTIVATIONS = ("", "relu")
 
 
 @cache
-def _rows(scaled: bool, shifts: int, then: str) -> Rows:
+def _rows(scaled: bool, shifts: int, activation: str) -> Rows:
     def formula(p: Parameters, row: Row, weight: Expr, data: Expr, *singles: Expr) -> Expr:
         result = row.sum(weight * data)
         if scaled:
             result = result * singles[0]
         for shift in singles[scaled:]:
             result = result + shift
-        return relu(result) if then else result
+        return relu(result) if activation else result
 
     return Rows(Kind(full=1, columns=1, singles=scaled + shifts, outputs=0, results=1), formula)
 
 
 def multiply(
-    weight: Array, data: Array, out: Array, scale: Array | None = None, shifts: Sequence[Array] = (), then: str = ""
+    weight: Array,
+    data: Array,
+    out: Array,
+    scale: Array | None = None,
+    shifts: Sequence[Array] = (),
+    activation: str = "",
 ) -> bool:
     """Compute ``out = then(scale · (weight @ data) + Σ shifts)``; return False if it is not compiled yet.
 
@@ -41,8 +46,8 @@ def multiply(
         out: (n,); it may be one of the shifts.
         scale: (n,).
         shifts: each (n,).
-        then: one of ``ACTIVATIONS``.
+        activation: one of ``ACTIVATIONS``.
     """
-    rows = _rows(scale is not None, len(shifts), then)
+    rows = _rows(scale is not None, len(shifts), activation)
     singles = [*([] if scale is None else [scale]), *shifts]
     return rows.run(None, (*weight.shape, 1), [weight, data, *singles], [out])

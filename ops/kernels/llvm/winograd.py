@@ -222,11 +222,11 @@ def _write_inner(side: int, features: frozenset[str]) -> str:
     return code.finish()
 
 
-def _write_outer(side: int, then: str, has_bias: bool, has_addend: bool, features: frozenset[str]) -> str:
+def _write_outer(side: int, activation: str, has_bias: bool, has_addend: bool, features: frozenset[str]) -> str:
     """Write the function from products to the output, with bias, addend and activation."""
     writer = _Writer(side, features)
     code, count = writer.code, side + TAPS - 1
-    edge = code.number()
+    activation_bound = code.number()
     products, out = code.address(), code.address()
     bias = code.address() if has_bias else None
 
@@ -234,7 +234,7 @@ def _write_outer(side: int, then: str, has_bias: bool, has_addend: bool, feature
         value = value if shift is None else writer.add(value, shift)
         with nullcontext() if is_inside is None else code.when(is_inside):
             value = writer.add(value, code.load(out, at)) if has_addend else value
-            code.store(_activate(code, then, edge, value), out, at)
+            code.store(_activate(code, activation, activation_bound, value), out, at)
 
     def body(offset: Value, place: Value, step: Value, are_inside: list[Value] | None) -> None:
         start = code.times(code.divided(place, writer.channels), writer.channels)
@@ -255,16 +255,20 @@ def _write_outer(side: int, then: str, has_bias: bool, has_addend: bool, feature
     return code.finish()
 
 
-def _activate(code: Code, then: str, edge: Value, value: Value) -> Value:
-    if not then:
+def _activate(code: Code, activation: str, activation_bound: Value, value: Value) -> Value:
+    if not activation:
         return value
-    if then == "swish":
+    if activation == "swish":
         x = placeholder(0)
         return lower(code, [x * sigmoid(x)], {x: value})[0]
     zero = code.constant(0.0)
-    low = code.binary("fmul", edge, value) if then == "leaky" else zero
+    low = code.binary("fmul", activation_bound, value) if activation == "leaky" else zero
     value = code.choose(code.compare("ogt", value, zero), value, low)
-    return code.choose(code.compare("olt", value, edge), value, edge) if then == "clip" else value
+    return (
+        code.choose(code.compare("olt", value, activation_bound), value, activation_bound)
+        if activation == "clip"
+        else value
+    )
 
 
 @cache
@@ -274,13 +278,13 @@ def inner_program(side: int) -> Program:
 
 
 @cache
-def outer_program(side: int, then: str, has_bias: bool, has_addend: bool) -> Program:
+def outer_program(side: int, activation: str, has_bias: bool, has_addend: bool) -> Program:
     """Return the function from products to the output: words first ... plane, edge, products, output, bias."""
-    return Program(partial(_write_outer, side, then, has_bias, has_addend), is_optimized=True)
+    return Program(partial(_write_outer, side, activation, has_bias, has_addend), is_optimized=True)
 
 
 def _write_filters(side: int, is_scaled: bool, features: frozenset[str]) -> str:
-    """Write the function from filters to the right factors of the products: each task is a vector of filters.
+    """Return LLVM code that computes the right factors of the products from filters: each task is a vector of filters.
 
     It computes in float64 and rounds once. Vectors beyond the last filter are filled with zeros.
     """

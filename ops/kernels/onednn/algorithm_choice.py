@@ -1,9 +1,9 @@
 """The choice of a convolution's algorithm by measurement, once for each shape and processor.
 
 The direct algorithm and Winograd's run alternately for some milliseconds, on one thread: its processor time does not
-depend on what else the machine does. The choice is stored in the cache folder, so every process computes the same bits.
-``FLOWMX_CPU_AUTOTUNE_DEFAULT`` limits the choice. An event loop does not wait for a measurement: there the usually
-faster algorithm is used, and nothing is stored.
+depend on what else the machine does. The choice is stored in the cache folder, so results are bit-identical in every
+process. ``FLOWMX_CPU_AUTOTUNE_DEFAULT`` limits the choice. An event loop does not wait for a measurement: there the
+usually faster algorithm is used, and nothing is stored.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ def form_of(op: object, data: Shape, dtype: NumPyType) -> dict[str, Any]:
     """
     if dtype not in TYPES or 0 in data or library() is None:
         return {}
-    if _is_by_panels(op, data) and supports(TYPES[dtype], epilogue_of(op)._replace(has_scale=False)):
+    if _uses_panel_kernel(op, data) and supports(TYPES[dtype], epilogue_of(op)._replace(has_scale=False)):
         return {"panels": True}
     side = winograd_side(op, data, dtype) if isinstance(op, Convolution) else 0
     return {"winograd": side} if side else {}
 
 
-def _is_by_panels(op: Any, data: Shape) -> bool:
+def _uses_panel_kernel(op: Any, data: Shape) -> bool:
     """Return whether a layer is a product for which the compiled loop is usually faster.
 
     That is if it reads so many weights that it would wait for memory, but not if it would compute many outputs that
@@ -99,7 +99,7 @@ def winograd_side(op: Any, data: Shape, dtype: NumPyType) -> int:
         dtype: its element type.
     """
     mode, lib, kind = settings.get().cpu_autotune_default, library(), TYPES.get(dtype)
-    if not mode or lib is None or kind is None or op.then not in ACTIVATIONS or 0 in data:
+    if not mode or lib is None or kind is None or op.activation not in ACTIVATIONS or 0 in data:
         return 0
     if not fits(op.geometry, data, op.num_filter, kind):
         return 0
@@ -129,16 +129,16 @@ def winograd_side(op: Any, data: Shape, dtype: NumPyType) -> int:
 
 def _fastest(windows: object, data: Shape, out: Shape, sides: Sequence[int], seconds: float) -> int:
     """Measure the algorithms, and return the side of the fastest one's tiles; 0 for the direct one."""
-    ends = Epilogue(has_bias=True, activation="relu")
+    epilogue = Epilogue(has_bias=True, activation="relu")
     source, target = (dense(shape)._replace(strides=channels_last_strides(shape)) for shape in (data, out))
     weight = dense((out[1], data[1], TAPS, TAPS))
-    direct = plan(Forward, windows, source, weight, target, ends, None, True)
+    direct = plan(Forward, windows, source, weight, target, epilogue, None, True)
     if direct is None:
         return 0
     shared = [_values(prod(data)), _values(out[1]), _values(prod(out))]
     runs = {0: _bound(direct, direct.filters(), shared)}
     for side in sides:
-        work = plan(Winograd, windows, source, target, ends, None, side)
+        work = plan(Winograd, windows, source, target, epilogue, None, side)
         if work is not None and inner_program(side).get() is not None:
             runs[side] = _bound(work, filters_layout(data[1], out[1], side), shared)
     if len(runs) == 1:

@@ -24,13 +24,13 @@ from flowmx.ops.kernels.onednn.layouts import (
     dense,
     dims,
     is_channels_last,
-    loaded,
+    library_or_raise,
     plain,
     strided,
 )
 from flowmx.ops.kernels.onednn.library import Alg, Arg, DType, Handle, Prop, Query, Unsupported
-from flowmx.ops.kernels.onednn.primitives import Call, Post, Primitive, Reorder, Room, Scales, attributes
-from flowmx.ops.kernels.onednn.work import Operand, Work, moving, multiplying, plan
+from flowmx.ops.kernels.onednn.primitives import Call, Post, Primitive, Reorder, Scales, WorkspaceLayout, attributes
+from flowmx.ops.kernels.onednn.work import Operand, Work, move_time_ns, multiply_time_ns, plan
 from flowmx.ops.nn.windows import Geometry as Windows
 from flowmx.ops.registry.operators import Shape
 
@@ -78,7 +78,7 @@ class _Work(Work):
     def forward_desc(
         self, bias: Desc | None, train: bool, posts: Sequence[Post] = (), scales: Scales = ()
     ) -> Handle:  # fmt: skip
-        lib = loaded()
+        lib = library_or_raise()
         return lib.create(
             "convolution_forward_primitive_desc_create", lib.engine,
             int(Prop.FORWARD_TRAINING if train else Prop.FORWARD_INFERENCE), int(Alg.CONVOLUTION_DIRECT),
@@ -89,7 +89,7 @@ class _Work(Work):
 
 def _effort(data: Geometry, weight: Geometry, out: Geometry) -> float:
     """Estimate the nanoseconds of a convolution, or a gradient of one, on one core."""
-    return multiplying(prod(out.shape) * prod(weight.shape[1:])) + moving(data, weight, out)
+    return multiply_time_ns(prod(out.shape) * prod(weight.shape[1:])) + move_time_ns(data, weight, out)
 
 
 class Forward(_Work):
@@ -100,34 +100,36 @@ class Forward(_Work):
     """
 
     def __init__(
-        self, windows: Windows, data: Geometry, weight: Geometry, out: Geometry, ends: Epilogue,
+        self, windows: Windows, data: Geometry, weight: Geometry, out: Geometry, epilogue: Epilogue,
         addend: Geometry | None = None, packed: bool = False,
     ) -> None:  # fmt: skip
-        layout = self.packed(windows, data, weight, out, ends) if packed else None
+        layout = self.packed(windows, data, weight, out, epilogue) if packed else None
         self._parts, (data, out, *rest) = _part(data, out, *(() if addend is None else (addend,)))
         super().__init__(windows, data, weight, out)
-        self.ends, room = ends, self.room
-        self._epilogue = ends
-        desc = self._desc(ends)
-        if ends.has_scale and not ends.scales and loaded().implementation(desc).startswith("ref"):
-            loaded().own(self, "primitive_desc", desc)
-            self._epilogue = ends._replace(has_scale=False)  # the filters are scaled instead
+        self.epilogue, workspace = epilogue, self.workspace
+        self._epilogue = epilogue
+        desc = self._desc(epilogue)
+        if epilogue.has_scale and not epilogue.scales and library_or_raise().implementation(desc).startswith("ref"):
+            library_or_raise().own(self, "primitive_desc", desc)
+            self._epilogue = epilogue._replace(has_scale=False)  # the filters are scaled instead
             desc = self._desc(self._epilogue)
         arguments: dict[int, Desc | Query] = {Arg.SRC: self.data, Arg.WEIGHTS: Query.WEIGHTS, Arg.DST: self.out}
-        self._run = Primitive(room, desc, {**arguments, **self._epilogue.arguments(self._vector(self._epilogue))})
-        self._source = Operand(room, strided(*data), self.data)
-        scale = (3 if windows.groups > 1 else 1, plain((out[0][1],), ends.vector_type))
+        self._run = Primitive(workspace, desc, {**arguments, **self._epilogue.arguments(self._vector(self._epilogue))})
+        self._source = Operand(workspace, strided(*data), self.data)
+        scale = (3 if windows.groups > 1 else 1, plain((out[0][1],), epilogue.vector_type))
         self._filters = Operand(
-            room, layout or strided(*self.weight_given), self.filters(),
-            scale=scale if ends.has_scale != self._epilogue.has_scale else None,
+            workspace, layout or strided(*self.weight_given), self.filters(),
+            scale=scale if epilogue.has_scale != self._epilogue.has_scale else None,
         )  # fmt: skip
-        self._target = Operand(room, strided(*out), self.out, is_output=True)
-        self._addend = Reorder(room, strided(*rest[0]), channels_last(out.shape, rest[0].dtype)) if rest else None
+        self._target = Operand(workspace, strided(*out), self.out, is_output=True)
+        self._addend = Reorder(workspace, strided(*rest[0]), channels_last(out.shape, rest[0].dtype)) if rest else None
         self._steps = [dtype.nbytes * shape[0] * strides[0] for shape, strides, dtype in (data, out, *rest)]
 
-    def packed(self, windows: Windows, data: Geometry, weight: Geometry, out: Geometry, ends: Epilogue) -> Desc | None:
+    def packed(
+        self, windows: Windows, data: Geometry, weight: Geometry, out: Geometry, epilogue: Epilogue
+    ) -> Desc | None:
         """Return the layout of packed filters, which does not depend on scaling."""
-        return packed_filters(windows, data, weight, out, ends._replace(has_scale=False))
+        return packed_filters(windows, data, weight, out, epilogue._replace(has_scale=False))
 
     @staticmethod
     def nanoseconds(*key: Any) -> float:
@@ -142,25 +144,25 @@ class Forward(_Work):
         """Return the layout in which the primitive reads the filters."""
         return self._run.descriptor(Arg.WEIGHTS)
 
-    def _vector(self, ends: Epilogue) -> Shape:
+    def _vector(self, epilogue: Epilogue) -> Shape:
         """Return the shape of scale and bias."""
         channels = self.out_shape[1]
-        return (channels,) if ends.has_primitive_bias else (1, channels, *(1,) * (len(self.out_shape) - 2))
+        return (channels,) if epilogue.has_primitive_bias else (1, channels, *(1,) * (len(self.out_shape) - 2))
 
-    def _desc(self, ends: Epilogue) -> Handle:
-        vector = self._vector(ends)
-        bias = plain(vector, ends.vector_type) if ends.has_primitive_bias else None
-        return self.forward_desc(bias, False, ends.posts(vector), ends.scales)
+    def _desc(self, epilogue: Epilogue) -> Handle:
+        vector = self._vector(epilogue)
+        bias = plain(vector, epilogue.vector_type) if epilogue.has_primitive_bias else None
+        return self.forward_desc(bias, False, epilogue.posts(vector), epilogue.scales)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         data, weight, *extra, out = addresses
-        bias = [extra.pop(0)] if self.ends.has_bias else []
-        scale = [extra.pop(0)] if self.ends.has_scale else []
+        bias = [extra.pop(0)] if self.epilogue.has_bias else []
+        scale = [extra.pop(0)] if self.epilogue.has_scale else []
         calls = self._filters.before(base, weight, *([] if self._epilogue.has_scale else scale))
         vectors = self._epilogue.addresses(bias, scale)
-        ends = [data, out, *([] if self._addend is None else extra[:1])]
+        operands = [data, out, *([] if self._addend is None else extra[:1])]
         for part in range(self._parts):
-            places = [each + part * step for each, step in zip(ends, self._steps, strict=True)]
+            places = [each + part * step for each, step in zip(operands, self._steps, strict=True)]
             calls += self._part(base, self._filters.at(base, weight), vectors, *places)
         return calls
 
@@ -173,15 +175,19 @@ class Forward(_Work):
         return [*before, self._run.at(base, source, filters, target, *vectors), *self._target.after(base, out)]
 
 
-def packed_filters(windows: Windows, data: Geometry, weight: Geometry, out: Geometry, ends: Epilogue) -> Desc | None:
+def packed_filters(
+    windows: Windows, data: Geometry, weight: Geometry, out: Geometry, epilogue: Epilogue
+) -> Desc | None:
     """Return the layout of packed filters, for data and output of these shapes and types, in any layout."""
-    return _packed_filters(windows, _lying_last(data), dense(weight.shape, weight.dtype), _lying_last(out), ends)
+    return _packed_filters(windows, _lying_last(data), dense(weight.shape, weight.dtype), _lying_last(out), epilogue)
 
 
 @cache
-def _packed_filters(windows: Windows, data: Geometry, weight: Geometry, out: Geometry, ends: Epilogue) -> Desc | None:
+def _packed_filters(
+    windows: Windows, data: Geometry, weight: Geometry, out: Geometry, epilogue: Epilogue
+) -> Desc | None:
     """Return the layout, chosen once per key, since packed copies are reused."""
-    work = plan(Forward, windows, data, weight, out, ends, out if ends.has_addend else None)
+    work = plan(Forward, windows, data, weight, out, epilogue, out if epilogue.has_addend else None)
     return None if work is None else work.filters()
 
 
@@ -203,13 +209,13 @@ def _part(data: Geometry, *others: Geometry) -> tuple[int, list[Geometry]]:
 class Add(Primitive):
     """Add one array to another, of the same layout or broadcast."""
 
-    def __init__(self, room: Room, total: Desc, summand: Desc | None = None) -> None:
-        lib, summand = loaded(), summand or total
+    def __init__(self, workspace: WorkspaceLayout, total: Desc, summand: Desc | None = None) -> None:
+        lib, summand = library_or_raise(), summand or total
         desc = lib.create(
             "binary_primitive_desc_create", lib.engine, int(Alg.BINARY_ADD), total.handle, summand.handle, total.handle,
             attributes(),
         )  # fmt: skip
-        super().__init__(room, desc, {Arg.SRC: total, Arg.SRC_1: summand, Arg.DST: total})
+        super().__init__(workspace, desc, {Arg.SRC: total, Arg.SRC_1: summand, Arg.DST: total})
 
     def at(self, base: int, *addresses: int) -> Call:
         """Return a call on the array that is added to, and the other array."""
@@ -224,19 +230,21 @@ class BackwardData(_Work):
         self, windows: Windows, head: Geometry, weight: Geometry, data: Geometry, bias: DType | None = None
     ) -> None:
         super().__init__(windows, data, weight, head)
-        lib, room = loaded(), self.room
+        lib, workspace = library_or_raise(), self.workspace
         hint = lib.own(self, "primitive_desc", self.forward_desc(None, True))
         desc = lib.create(
             "convolution_backward_data_primitive_desc_create", lib.engine, int(Alg.CONVOLUTION_DIRECT),
             self.data.handle, self.weight.handle, self.out.handle, *self.windows,
             hint, attributes(),
         )  # fmt: skip
-        self._run = Primitive(room, desc, {Arg.DIFF_DST: self.out, Arg.WEIGHTS: Query.WEIGHTS, Arg.DIFF_SRC: self.data})
-        self._head = Operand(room, strided(*head), self.out)
-        self._filters = Operand(room, strided(*self.weight_given), self._run.descriptor(Arg.WEIGHTS))
-        self._target = Operand(room, strided(*data), self.data, is_output=True)
+        self._run = Primitive(
+            workspace, desc, {Arg.DIFF_DST: self.out, Arg.WEIGHTS: Query.WEIGHTS, Arg.DIFF_SRC: self.data}
+        )
+        self._head = Operand(workspace, strided(*head), self.out)
+        self._filters = Operand(workspace, strided(*self.weight_given), self._run.descriptor(Arg.WEIGHTS))
+        self._target = Operand(workspace, strided(*data), self.data, is_output=True)
         shape = (1, data.shape[1], *(1,) * (len(data.shape) - 2))
-        self._bias = None if bias is None else Add(self.room, self.data, plain(shape, bias))
+        self._bias = None if bias is None else Add(self.workspace, self.data, plain(shape, bias))
 
     @staticmethod
     def nanoseconds(*key: Any) -> float:
@@ -279,7 +287,7 @@ class BackwardWeights(_Work):
         is_exact = weight.dtype == DType.F32 and bias_grad in (None, DType.F32)
         self._parts, (head, data) = _summands(head, data) if is_exact else (1, [head, data])
         super().__init__(windows, data, weight._replace(dtype=data.dtype), head)  # as in the forward
-        lib, room = loaded(), self.room
+        lib, workspace = library_or_raise(), self.workspace
         weight_desc = any_layout(self.weight_given.shape, weight.dtype)
         bias = None if bias_grad is None else plain((head[0][1],), bias_grad)
         hint = lib.own(self, "primitive_desc", self.forward_desc(bias, True))
@@ -295,14 +303,14 @@ class BackwardWeights(_Work):
         }  # fmt: skip
         if bias is not None:
             arguments[Arg.DIFF_BIAS] = bias
-        self._run = Primitive(room, desc, arguments)
-        self._source = Operand(room, strided(*data), self.data)
-        self._head = Operand(room, strided(*head), self.out)
+        self._run = Primitive(workspace, desc, arguments)
+        self._source = Operand(workspace, strided(*data), self.data)
+        self._head = Operand(workspace, strided(*head), self.out)
         weight_layout = strided(*self.weight_given._replace(dtype=weight.dtype))
-        self._target = Operand(room, weight_layout, self._run.descriptor(Arg.DIFF_WEIGHTS), is_output=True)
+        self._target = Operand(workspace, weight_layout, self._run.descriptor(Arg.DIFF_WEIGHTS), is_output=True)
         self._steps = [dtype.nbytes * shape[0] * strides[0] for shape, strides, dtype in (head, data)]
         sums = [self._run.descriptor(Arg.DIFF_WEIGHTS), *([] if bias is None else [bias])] if self._parts > 1 else []
-        self._sums = [(Add(room, each), room.take(each.nbytes)) for each in sums]
+        self._sums = [(Add(workspace, each), workspace.take(each.nbytes)) for each in sums]
 
     @staticmethod
     def nanoseconds(*key: Any) -> float:

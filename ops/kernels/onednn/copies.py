@@ -10,7 +10,7 @@ import numpy as np
 
 from flowmx.ops.kernels.onednn.layouts import Array, Geometry, geometry, pointer, strided, suits
 from flowmx.ops.kernels.onednn.primitives import Call, Reorder
-from flowmx.ops.kernels.onednn.work import Work, moving, plan
+from flowmx.ops.kernels.onednn.work import Work, move_time_ns, plan
 from flowmx.ops.kernels.recording import current
 from flowmx.ops.registry.kernels import kernel
 from flowmx.ops.registry.operators import Bound, Form, Run
@@ -28,11 +28,11 @@ class Copy(Work):
 
     def __init__(self, source: Geometry, target: Geometry) -> None:
         super().__init__()
-        self._copy = Reorder(self.room, strided(*source), strided(*target))
+        self._copy = Reorder(self.workspace, strided(*source), strided(*target))
 
     @staticmethod
     def nanoseconds(*key: Any) -> float:
-        return moving(*key)
+        return move_time_ns(*key)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         return [self._copy.at(base, *addresses)]

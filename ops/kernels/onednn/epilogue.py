@@ -74,8 +74,8 @@ class Epilogue(NamedTuple):
         if self.has_addend:
             posts.append(("sum", self.addend_factor, self.addend_type or 0))
         if self.activation:
-            ends = (0.0, self.slope) if self.activation == "clip" else (self.slope, 0.0)
-            posts.append(("eltwise", _ACTIVATIONS[self.activation], *ends))
+            numbers = (0.0, self.slope) if self.activation == "clip" else (self.slope, 0.0)
+            posts.append(("eltwise", _ACTIVATIONS[self.activation], *numbers))
         return posts
 
     def arguments(self, vector: Shape) -> dict[int, Desc | Query]:
@@ -102,13 +102,13 @@ PLAIN = Epilogue()
 
 def epilogue_of(op: Any, *extra_inputs: Geometry) -> Epilogue:
     """Return the epilogue of an operator, plain or fused, for its inputs after data and weight."""
-    has_scale, has_addend = getattr(op, "scaled", False), getattr(op, "added", False)
+    has_scale, has_addend = getattr(op, "scaled", False), getattr(op, "has_addend", False)
     vectors = [vector.dtype for vector in extra_inputs[: len(extra_inputs) - has_addend]]
     return Epilogue(
         not op.no_bias,
         has_scale,
         has_addend,
-        getattr(op, "then", ""),
-        getattr(op, "edge", 0.0),
+        getattr(op, "activation", ""),
+        getattr(op, "activation_bound", 0.0),
         vectors[0] if vectors else DType.F32,
     )

@@ -17,7 +17,7 @@ from flowmx.ops.kernels.onednn.layouts import (
     Geometry,
     channels_last,
     geometry,
-    loaded,
+    library_or_raise,
     plain,
     pointer,
     strided,
@@ -37,7 +37,7 @@ from flowmx.ops.registry.kernels import kernel, register_kernel
 from flowmx.ops.registry.operators import Run
 
 _NUMBERS = frozenset([FLOAT32, INT32, INT8, UINT8])
-_BYTES = frozenset([INT8, UINT8])
+_INT8_DTYPES = frozenset([INT8, UINT8])
 _SMALL = 1 << 12
 """NumPy is as fast below this number of elements."""
 
@@ -47,7 +47,7 @@ class Rescale(Work):
 
     def __init__(self, source: Geometry, target: Geometry) -> None:
         super().__init__()
-        self._copy = Reorder(self.room, strided(*source), strided(*target), (0, plain((1,))))
+        self._copy = Reorder(self.workspace, strided(*source), strided(*target), (0, plain((1,))))
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         return [self._copy.at(base, *addresses)]
@@ -58,7 +58,7 @@ class Add(Work):
 
     def __init__(self, first: Geometry, second: Geometry, out: Geometry) -> None:
         super().__init__()
-        lib, descriptors = loaded(), [strided(*each) for each in (first, second, out)]
+        lib, descriptors = library_or_raise(), [strided(*each) for each in (first, second, out)]
         scales = ((int(Arg.SRC), 0), (int(Arg.SRC_1), 0))
         desc = lib.create(
             "binary_primitive_desc_create", lib.engine, int(Alg.BINARY_ADD), *[each.handle for each in descriptors],
@@ -67,7 +67,7 @@ class Add(Work):
         number = plain((1,))
         arguments: dict[int, Desc | Query] = dict(zip((Arg.SRC, Arg.SRC_1, Arg.DST), descriptors, strict=True))
         arguments |= {Arg.ATTR_SCALES | argument: number for argument, _ in scales}
-        self._run = Primitive(self.room, desc, arguments)
+        self._run = Primitive(self.workspace, desc, arguments)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         return [self._run.at(base, *addresses)]
@@ -115,23 +115,23 @@ def _quantize(op: QuantizeV2, run: Run, inputs: Sequence[Array], outputs: Sequen
     if data.dtype != FLOAT32:
         op.forward(run, inputs, outputs)
         return
-    steps, ends = op.steps_of(data, out.dtype)
+    steps, bounds = op.steps_of(data, out.dtype)
     _rescale(data, out, steps)
-    op.put_range(outputs, ends)
+    op.put_range(outputs, bounds)
 
 
 @kernel("cpu", "_contrib_requantize")
 def _requantize(op: Requantize, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    (data, *ends), out = inputs, outputs[0]
-    scale, ends_out = op.steps_of(data, out.dtype, magnitude(*ends))
+    (data, *bounds), out = inputs, outputs[0]
+    scale, out_bounds = op.steps_of(data, out.dtype, magnitude(*bounds))
     _rescale(data, out, scale)
-    op.put_range(outputs, ends_out)
+    op.put_range(outputs, out_bounds)
 
 
 @kernel("cpu", "_contrib_dequantize")
 def _dequantize(op: Dequantize, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    data, *ends = inputs
-    _rescale(data, outputs[0], op.unit(data.dtype, magnitude(*ends)))
+    data, *bounds = inputs
+    _rescale(data, outputs[0], op.unit(data.dtype, magnitude(*bounds)))
 
 
 register_kernel("cpu", ToBytes.name, PrimitiveKernel(_by_factor(lambda op: op.factor), None, _NUMBERS))
@@ -141,7 +141,7 @@ register_kernel("cpu", DequantizeLinear.name, PrimitiveKernel(_by_factor(lambda 
 
 
 class Pool(Forward):
-    """Maxima or rounded means of windows of bytes, with the channels contiguous in memory."""
+    """Maxima or rounded means of windows of int8 or uint8 values, with the channels contiguous in memory."""
 
     def __init__(self, op: Pooling, data: Geometry, out: Geometry) -> None:
         super().__init__(op, data, out, False, channels_last)
@@ -151,7 +151,7 @@ def _pool(op: Any, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> W
     return None if op.channels_last else plan(Pool, op, inputs[0], outputs[0])
 
 
-register_kernel("cpu", BytesPooling.name, PrimitiveKernel(_pool, None, _BYTES))
+register_kernel("cpu", BytesPooling.name, PrimitiveKernel(_pool, None, _INT8_DTYPES))
 
 
 @kernel("cpu", "_contrib_quantized_concat")
@@ -167,12 +167,12 @@ def _concat(op: QuantizedConcat, run: Run, inputs: Sequence[Array], outputs: Seq
 def _add(op: QuantizedAdd, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     (lhs, rhs), out = inputs[:2], outputs[0]
     work = None
-    if lhs.dtype == rhs.dtype and lhs.size >= _SMALL and suits(lhs, out, among=_BYTES):
+    if lhs.dtype == rhs.dtype and lhs.size >= _SMALL and suits(lhs, out, among=_INT8_DTYPES):
         work = plan(Add, geometry(lhs), geometry(rhs), geometry(out))
     if work is None:
         op.forward(run, inputs, outputs)
         return
-    factors, ends = op.factors(inputs, out.dtype)
+    factors, bounds = op.factors(inputs, out.dtype)
     numbers = np.array(factors, np.float32)
     work(pointer(lhs), pointer(rhs), pointer(out), pointer(numbers), pointer(numbers[1:]))
-    op.put_range(outputs, ends)
+    op.put_range(outputs, bounds)

@@ -1,4 +1,4 @@
-"""Convolutions and products of bytes, if the processor sums them exactly; otherwise the operators' forwards run.
+"""int8 convolutions and matrix products, if the processor accumulates them exactly; otherwise the fallbacks run.
 
 Sums, scales, bias, addend, activation and rounding are one primitive.
 """
@@ -22,7 +22,7 @@ from flowmx.ops.kernels.onednn.layouts import (
     channels_last_strides,
     dense,
     dense_vectors,
-    loaded,
+    library_or_raise,
 )
 from flowmx.ops.kernels.onednn.library import Arg, DType, Unsupported
 from flowmx.ops.kernels.onednn.matmul import SMALL_BY_VECTOR, FullyConnect, Product, transposed
@@ -35,31 +35,31 @@ from flowmx.ops.registry.kernels import register_kernel
 from flowmx.ops.registry.operators import Shape
 
 Geometries = Sequence[Geometry]
-BYTES = frozenset([FLOAT32, INT32, INT8, UINT8])
+INT8_DTYPES = frozenset([FLOAT32, INT32, INT8, UINT8])
 """The element types that these kernels support."""
 _LARGEST_PRODUCT = 255 * 128
 _FIRST_TOO_LARGE = 1 << 31
 
 
-def _refuse(implementation: str, terms: int) -> None:
-    """Raise if sums of this many products would not be exact."""
-    if not loaded().sums_bytes_exactly(implementation):
-        raise Unsupported(f"oneDNN: {implementation} does not sum bytes exactly")
+def _check_exactness(implementation: str, terms: int) -> None:
+    """Raise :class:`Unsupported` if sums of this many products would not be exact."""
+    if not library_or_raise().sums_int8_exactly(implementation):
+        raise Unsupported(f"oneDNN: {implementation} does not sum int8 products exactly")
     if terms * _LARGEST_PRODUCT >= _FIRST_TOO_LARGE:
         raise Unsupported(f"oneDNN: {terms} products may overflow an int32")
 
 
 class Convolve(Forward):
-    """A fused convolution of bytes."""
+    """A fused int8 convolution."""
 
     def __init__(
-        self, windows: Any, data: Geometry, weight: Geometry, out: Geometry, ends: Epilogue, *extra: Any
+        self, windows: Any, data: Geometry, weight: Geometry, out: Geometry, epilogue: Epilogue, *extra: Any
     ) -> None:  # fmt: skip
-        super().__init__(windows, data, weight, out, ends, *extra)
-        _refuse(self.implementation(), prod(weight.shape[1:]))
+        super().__init__(windows, data, weight, out, epilogue, *extra)
+        _check_exactness(self.implementation(), prod(weight.shape[1:]))
 
-    def packed(self, windows: Any, data: Geometry, weight: Geometry, out: Geometry, ends: Epilogue) -> Desc | None:
-        return packed_filters(windows, data, weight, out, _packing_epilogue(ends.mask))
+    def packed(self, windows: Any, data: Geometry, weight: Geometry, out: Geometry, epilogue: Epilogue) -> Desc | None:
+        return packed_filters(windows, data, weight, out, _packing_epilogue(epilogue.mask))
 
 
 def _packing_epilogue(mask: int | None) -> Epilogue:
@@ -68,29 +68,43 @@ def _packing_epilogue(mask: int | None) -> Epilogue:
 
 
 class Connect(FullyConnect):
-    """A fused product of bytes."""
+    """A fused int8 matrix product."""
 
     def __init__(self, data: Geometry, rows: int, weight: Geometry, *extra: Any) -> None:
         super().__init__(data, rows, weight, *extra)
-        _refuse(self.implementation(), weight.shape[1])
+        _check_exactness(self.implementation(), weight.shape[1])
 
-    def packed(self, rows: int, weight: Geometry, ends: Epilogue, data: DType, out: DType) -> Desc | None:
-        return _packed(rows, weight, data, out)
+    def packed(self, rows: int, weight: Geometry, epilogue: Epilogue, data: DType, out: DType) -> Desc | None:
+        return _packed_layout(rows, weight, data, out)
 
 
 @cache
-def _packed(rows: int, weight: Geometry, data: DType, out: DType) -> Desc:
-    """Return the layout, chosen once per key, since packed copies are reused; independent of the fused operations."""
+def _packed_layout(rows: int, weight: Geometry, data: DType, out: DType) -> Desc:
+    """Return the layout of packed weights, independent of the fused operations.
+
+    It is chosen once per key, since packed copies are reused.
+    """
     units, width = weight.shape
     work = Product(dense((rows, width), data), weight.dtype, dense((rows, units), out), _packing_epilogue(2))
     return work.run.descriptor(Arg.WEIGHTS)
 
 
-def _ends(op: Int8, mask: int, *addend: Geometry) -> Epilogue:
+def _epilogue(op: Int8, mask: int, *addend: Geometry) -> Epilogue:
     """Return the epilogue of a layer with scales along some axes of its weight."""
     kind = addend[0].dtype if addend else None
     rounded = (op.low, op.high, op.inner, op.shift) if op.inner else None
-    return Epilogue(not op.no_bias, op.scaled, op.added, op.then, op.edge, DType.F32, mask, kind, op.factor, rounded)
+    return Epilogue(
+        not op.no_bias,
+        op.scaled,
+        op.has_addend,
+        op.activation,
+        op.activation_bound,
+        DType.F32,
+        mask,
+        kind,
+        op.factor,
+        rounded,
+    )
 
 
 def _data(op: Int8) -> DType:
@@ -110,13 +124,13 @@ def _mask(op: Any) -> int:
 
 def _convolution(op: Any, inputs: Geometries, outputs: Geometries) -> Work | None:
     data, weight, *rest = inputs
-    addend = rest[len(rest) - op.added :]
-    if not dense_vectors(rest[: len(rest) - op.added]):
+    addend = rest[len(rest) - op.has_addend :]
+    if not dense_vectors(rest[: len(rest) - op.has_addend]):
         return None
     if op.packed:
         weight = dense(op.weight_shape(data.shape), DType.S8)
-    ends = _ends(op, _mask(op), *addend)
-    return plan(Convolve, op.geometry, data, weight, outputs[0], ends, addend[0] if addend else None, op.packed)
+    epilogue = _epilogue(op, _mask(op), *addend)
+    return plan(Convolve, op.geometry, data, weight, outputs[0], epilogue, addend[0] if addend else None, op.packed)
 
 
 def _arrays(op: Any, data: Shape) -> tuple[Geometry, Geometry, Geometry]:
@@ -128,24 +142,28 @@ def _arrays(op: Any, data: Shape) -> tuple[Geometry, Geometry, Geometry]:
     )  # fmt: skip
 
 
-def _filters(op: Any, data: Shape) -> Desc | None:
+def _packed_filter_layout(op: Any, data: Shape) -> Desc | None:
     """Return the layout of packed filters for data of a shape; None if sums are not exact."""
-    arrays, ends = _arrays(op, data), _packing_epilogue(_mask(op))
-    return None if plan(Convolve, op.geometry, *arrays, ends) is None else packed_filters(op.geometry, *arrays, ends)
+    arrays, epilogue = _arrays(op, data), _packing_epilogue(_mask(op))
+    return (
+        None
+        if plan(Convolve, op.geometry, *arrays, epilogue) is None
+        else packed_filters(op.geometry, *arrays, epilogue)
+    )
 
 
 def _reads_packed(op: Any, data: Shape) -> bool:
     """Return whether the layer's primitive, with all fused operations, can read the packed filters."""
     *arrays, out = _arrays(op, data)
-    addends = [out._replace(dtype=kind) for kind in (DType.S8, DType.U8)] if op.added else [None]
+    addends = [out._replace(dtype=kind) for kind in (DType.S8, DType.U8)] if op.has_addend else [None]
     return all(
-        plan(Convolve, op.geometry, *arrays, out, _ends(op, _mask(op), *([each] if each else [])), each, True)
+        plan(Convolve, op.geometry, *arrays, out, _epilogue(op, _mask(op), *([each] if each else [])), each, True)
         for each in addends
     )
 
 
 def _pack_filters(op: Any, inputs: Geometries, outputs: Geometries) -> Work | None:
-    layout = _filters(op, op.data_shape)
+    layout = _packed_filter_layout(op, op.data_shape)
     return None if layout is None else Pack(grouped(op.geometry, inputs[0]), layout, 0, None)
 
 
@@ -160,38 +178,38 @@ def _fully_connected(op: Any, inputs: Geometries, outputs: Geometries) -> Work |
     (data, weight, *rest), out = inputs, outputs[0]
     if op.packed:
         weight = dense(op.weight_shape(data.shape), DType.S8)
-    is_supported = out.strides == c_strides(out.shape) and dense_vectors(rest) and not op.added
+    is_supported = out.strides == c_strides(out.shape) and dense_vectors(rest) and not op.has_addend
     if not is_supported or (not op.packed and prod(out.shape) * weight.shape[1] < SMALL_BY_VECTOR):
         return None
-    return plan(Connect, data, _rows(op, data.shape), weight, out, _ends(op, 2), None, op.packed)
+    return plan(Connect, data, _rows(op, data.shape), weight, out, _epilogue(op, 2), None, op.packed)
 
 
-def _matrix(op: Any, data: Shape) -> Desc | None:
+def _packed_weight_layout(op: Any, data: Shape) -> Desc | None:
     weight, rows = dense(op.weight_shape(data), DType.S8), _rows(op, data)
     if rows * prod(weight.shape) < SMALL_BY_VECTOR:
         return None
-    out, ends = dense((rows, op.num_hidden), _out_type(op)), _packing_epilogue(2)
-    if plan(Connect, dense((rows, weight.shape[1]), _data(op)), rows, weight, out, ends, None, True) is None:
+    out, epilogue = dense((rows, op.num_hidden), _out_type(op)), _packing_epilogue(2)
+    if plan(Connect, dense((rows, weight.shape[1]), _data(op)), rows, weight, out, epilogue, None, True) is None:
         return None
-    return _packed(rows, weight, _data(op), _out_type(op))
+    return _packed_layout(rows, weight, _data(op), _out_type(op))
 
 
 def _pack_matrix(op: Any, inputs: Geometries, outputs: Geometries) -> Work | None:
-    layout = _matrix(op, op.data_shape)
+    layout = _packed_weight_layout(op, op.data_shape)
     return None if layout is None else Pack(transposed(inputs[0]), layout, 0, None)
 
 
 def _filters_size(op: object, data: Shape, dtype: NumPyType) -> int | None:
-    layout = _filters(op, data)
+    layout = _packed_filter_layout(op, data)
     return None if layout is None or not _reads_packed(op, data) else layout.nbytes
 
 
 def _matrix_size(op: object, data: Shape, dtype: NumPyType) -> int | None:
-    layout = _matrix(op, data)
+    layout = _packed_weight_layout(op, data)
     return None if layout is None else layout.nbytes
 
 
-register_kernel("cpu", Int8Convolution.name, PrimitiveKernel(_convolution, _filters_size, BYTES))
-register_kernel("cpu", Int8FullyConnected.name, PrimitiveKernel(_fully_connected, _matrix_size, BYTES))
-register_kernel("cpu", "_pack_int8_Convolution", PrimitiveKernel(_pack_filters, None, BYTES))
-register_kernel("cpu", "_pack_int8_FullyConnected", PrimitiveKernel(_pack_matrix, None, BYTES))
+register_kernel("cpu", Int8Convolution.name, PrimitiveKernel(_convolution, _filters_size, INT8_DTYPES))
+register_kernel("cpu", Int8FullyConnected.name, PrimitiveKernel(_fully_connected, _matrix_size, INT8_DTYPES))
+register_kernel("cpu", "_pack_int8_Convolution", PrimitiveKernel(_pack_filters, None, INT8_DTYPES))
+register_kernel("cpu", "_pack_int8_FullyConnected", PrimitiveKernel(_pack_matrix, None, INT8_DTYPES))

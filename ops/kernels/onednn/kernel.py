@@ -20,7 +20,7 @@ from flowmx.ops.kernels.onednn.layouts import FLOATS, KEPT, TYPES, Array, Geomet
 from flowmx.ops.kernels.onednn.library import OneDNNError, library
 from flowmx.ops.kernels.onednn.primitives import Bound
 from flowmx.ops.kernels.onednn.work import FixedWork, Work, call_all, first_line
-from flowmx.ops.kernels.recording import current, refuse
+from flowmx.ops.kernels.recording import current, mark_incomplete
 from flowmx.ops.math.conversion import as_type, cast
 from flowmx.ops.registry.dtypes import FLOAT32, DType, is_floating
 from flowmx.ops.registry.kernels import PLANNED, Compute, Kernel, Laid, PackedSize, kernel_for
@@ -38,7 +38,7 @@ _KEPT = 256
 
 def run_fallback(op: object, run: object, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Compute an operator that oneDNN cannot: 16-bit dtypes in float32 by oneDNN, others by the operator's forward."""
-    refuse()
+    mark_incomplete()
     if any(map(_is_half, (*inputs, *outputs))):
         _run_in_float32(op, run, inputs, outputs)
     else:
@@ -75,7 +75,7 @@ def _run_on_copies(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence
 
 def _forward(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Run the operator's forward."""
-    refuse()
+    mark_incomplete()
     op.forward(run, inputs, outputs)
 
 
@@ -133,7 +133,7 @@ class PrimitiveKernel(Kernel):
         self._make_tied = make_tied or make
         self._dtypes = dtypes
         self.packed_size = packed_size
-        self._room = lru_cache(KEPT)(self._asked_room)
+        self._workspace = lru_cache(KEPT)(self._requested_workspace)
         self._chosen: dict[Any, tuple[Operator, Compute]] = {}
         """The choice by operator identity, number of threads and layouts; the operator is kept alive with it."""
 
@@ -204,7 +204,7 @@ class PrimitiveKernel(Kernel):
         work = self.work(op, _with_dense_vectors(inputs), outputs)
         if work is not None:
             # Whether an addend shares the output's memory decides on a copy.
-            is_fixed = dense and not getattr(op, "added", False)
+            is_fixed = dense and not getattr(op, "has_addend", False)
             return _by_dense_work(work, len(inputs) + len(outputs)) if is_fixed else _by_work(work)
         if getattr(op, "packed", False):
             raise OneDNNError(f"oneDNN: {op.name} cannot read the weight that was packed for it")
@@ -212,11 +212,11 @@ class PrimitiveKernel(Kernel):
         return _forward if plain else run_fallback
 
     def workspace(self, op: Operator, inputs: Sequence[Laid], outputs: Sequence[Laid]) -> int:
-        """Return the bytes of workspace for arrays of these layouts."""
-        return 0 if library() is None else self._room(threads_here(), op, tuple(inputs), tuple(outputs))
+        """Return the workspace size in bytes for arrays of these layouts."""
+        return 0 if library() is None else self._workspace(threads_here(), op, tuple(inputs), tuple(outputs))
 
-    def _asked_room(self, threads: int, op: Operator, inputs: Sequence[Laid], outputs: Sequence[Laid]) -> int:
-        """Return the bytes of workspace for this number of threads."""
+    def _requested_workspace(self, threads: int, op: Operator, inputs: Sequence[Laid], outputs: Sequence[Laid]) -> int:
+        """Return the workspace size in bytes for this number of threads."""
         arrays = (*self.computed(inputs), *self.computed(outputs))
         if any(each.dtype not in self._dtypes or 0 in each.shape for each in arrays):
             return 0

@@ -54,16 +54,16 @@ Geometries = Sequence[Geometry]
 
 
 def _convolution(op: Any, inputs: Geometries, outputs: Geometries) -> Work | None:
-    ends, packed = epilogue_of(op, *inputs[2:]), getattr(op, "packed", False)
-    if not dense_vectors(inputs[2 : len(inputs) - ends.has_addend]):
+    epilogue, packed = epilogue_of(op, *inputs[2:]), getattr(op, "packed", False)
+    if not dense_vectors(inputs[2 : len(inputs) - epilogue.has_addend]):
         return None
     weight = dense(op.weight_shape(inputs[0].shape), inputs[1].dtype) if packed else inputs[1]
-    addend = inputs[-1] if ends.has_addend else None
+    addend = inputs[-1] if epilogue.has_addend else None
     if packed and op.panels:
-        return plan(PanelProduct, inputs[0], outputs[0], weight.shape[:2], ends, addend, channels_last)
+        return plan(PanelProduct, inputs[0], outputs[0], weight.shape[:2], epilogue, addend, channels_last)
     if packed and op.winograd:
-        return plan(Winograd, op.geometry, inputs[0], outputs[0], ends, addend, op.winograd)
-    return plan(Forward, op.geometry, inputs[0], weight, outputs[0], ends, addend, packed)
+        return plan(Winograd, op.geometry, inputs[0], outputs[0], epilogue, addend, op.winograd)
+    return plan(Forward, op.geometry, inputs[0], weight, outputs[0], epilogue, addend, packed)
 
 
 def _convolution_data(op: Convolution, inputs: Geometries, outputs: Geometries) -> Work | None:
@@ -104,23 +104,23 @@ def _fully_connected(op: Any, inputs: Geometries, outputs: Geometries) -> Work |
 def _connect(op: Any, inputs: Geometries, outputs: Geometries) -> Work | None:
     """Return the product of a layer of any size."""
     (data, weight, *rest), out = inputs, outputs[0]
-    ends, packed = epilogue_of(op, *rest), getattr(op, "packed", False)
+    epilogue, packed = epilogue_of(op, *rest), getattr(op, "packed", False)
     if packed:
         weight = dense(op.weight_shape(data.shape), weight.dtype)
     rows = prod(out.shape) // op.num_hidden
     whole = getattr(op, "whole", False)
-    if not (_is_dense(out) and dense_vectors(rest[: len(rest) - ends.has_addend])):
+    if not (_is_dense(out) and dense_vectors(rest[: len(rest) - epilogue.has_addend])):
         return None
-    addend = rest[-1] if ends.has_addend else None
+    addend = rest[-1] if epilogue.has_addend else None
     if packed and op.panels:
-        return plan(PanelProduct, data, out, weight.shape, ends, addend, plain)
+        return plan(PanelProduct, data, out, weight.shape, epilogue, addend, plain)
     is_matrix = (
         not whole and _is_dense(weight) and not packed and all(each.dtype == DType.F32 for each in (*inputs, *outputs))
     )
     is_small = rows <= MAX_ROWS and rows * prod(weight.shape) < SMALL
-    if (rows == 1 or is_small) and is_matrix and ends.activation in ACTIVATIONS:
-        return plan(ConnectVectors, data, weight.shape, out.shape, ends, addend)
-    return plan(FullyConnect, data, rows, weight, out, ends, addend, packed)
+    if (rows == 1 or is_small) and is_matrix and epilogue.activation in ACTIVATIONS:
+        return plan(ConnectVectors, data, weight.shape, out.shape, epilogue, addend)
+    return plan(FullyConnect, data, rows, weight, out, epilogue, addend, packed)
 
 
 def _fully_connected_data(op: FullyConnected, inputs: Geometries, outputs: Geometries) -> Work | None:
@@ -156,7 +156,7 @@ class Pack(Work):
     def __init__(self, weight: Geometry, layout: Desc, mask: int, scale: Geometry | None) -> None:
         super().__init__()
         scaling = None if scale is None else (mask, plain(scale.shape, scale.dtype))
-        self._copy = Reorder(self.room, strided(*weight), layout, scaling)
+        self._copy = Reorder(self.workspace, strided(*weight), layout, scaling)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         weight, *scale, copy = addresses
@@ -166,9 +166,9 @@ class Pack(Work):
 def _filters_layout(op: Any, data: Shape, dtype: DType) -> Desc | None:
     if op.winograd:
         return winograd_layout(data[1], op.num_filter, op.winograd)
-    ends = epilogue_of(op)._replace(has_scale=False)
+    epilogue = epilogue_of(op)._replace(has_scale=False)
     data_geometry, weight, out = (dense(each, dtype) for each in (data, op.weight_shape(data), op.output_shape(data)))
-    return packed_filters(op.geometry, data_geometry, weight, out, ends)
+    return packed_filters(op.geometry, data_geometry, weight, out, epilogue)
 
 
 def _matrix_layout(op: Any, data: Shape, dtype: DType) -> Desc | None:

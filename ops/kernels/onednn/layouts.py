@@ -40,14 +40,14 @@ class _Floats(Container[np.dtype[Any]]):
     """float32, and bfloat16 if the processor multiplies it; evaluated at the first array."""
 
     def __contains__(self, dtype: object) -> bool:
-        return dtype == FLOAT32 or dtype in halves()
+        return dtype == FLOAT32 or dtype in native_16bit_dtypes()
 
 
 FLOATS = _Floats()
 """The default element types of a kernel."""
 
 
-def loaded() -> Library:
+def library_or_raise() -> Library:
     """Return the library.
 
     Raises:
@@ -60,8 +60,8 @@ def loaded() -> Library:
 
 
 @cache
-def halves() -> frozenset[np.dtype[Any]]:
-    """Return the 16-bit element types in which kernels compute: bfloat16, if the processor multiplies it."""
+def native_16bit_dtypes() -> frozenset[np.dtype[Any]]:
+    """Return the 16-bit element types that the processor multiplies: bfloat16, or none."""
     lib, name = library(), "bfloat16"
     return frozenset([BY_NAME[name]] if lib and name in BY_NAME and lib.multiplies(DType.BF16) else [])
 
@@ -70,12 +70,12 @@ class Desc:
     """A memory descriptor: a shape and a memory layout."""
 
     def __init__(self, handle: Handle) -> None:
-        lib = loaded()
+        lib = library_or_raise()
         self.handle = lib.own(self, "memory_desc", handle)
         self.nbytes = lib.size(handle)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Desc) and (other is self or loaded().equal(self.handle, other.handle))
+        return isinstance(other, Desc) and (other is self or library_or_raise().equal(self.handle, other.handle))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -84,7 +84,9 @@ class Desc:
 def strided(shape: Shape, strides: Shape, dtype: DType = DType.F32) -> Desc:
     """Return the descriptor of an array with these strides, in elements."""
     rank = len(shape)
-    return Desc(loaded().create("memory_desc_create_with_strides", rank, Dims(*shape), int(dtype), Dims(*strides)))
+    return Desc(
+        library_or_raise().create("memory_desc_create_with_strides", rank, Dims(*shape), int(dtype), Dims(*strides))
+    )
 
 
 def plain(shape: Shape, dtype: DType = DType.F32) -> Desc:
@@ -100,7 +102,9 @@ def channels_last(shape: Shape, dtype: DType = DType.F32) -> Desc:
 @lru_cache(KEPT)
 def any_layout(shape: Shape, dtype: DType = DType.F32) -> Desc:
     """Return the descriptor that leaves the layout to the primitive."""
-    return Desc(loaded().create("memory_desc_create_with_tag", len(shape), Dims(*shape), int(dtype), ANY_LAYOUT))
+    return Desc(
+        library_or_raise().create("memory_desc_create_with_tag", len(shape), Dims(*shape), int(dtype), ANY_LAYOUT)
+    )
 
 
 def in_panels(shape: Shape) -> Desc:
@@ -108,7 +112,9 @@ def in_panels(shape: Shape) -> Desc:
 
     A panel has its part of each row, one after the other. The number of rows must be divisible by 16.
     """
-    return Desc(loaded().create("memory_desc_create_with_tag", len(shape), Dims(*shape), int(DType.F32), _IN_PANELS))
+    return Desc(
+        library_or_raise().create("memory_desc_create_with_tag", len(shape), Dims(*shape), int(DType.F32), _IN_PANELS)
+    )
 
 
 def c_strides(shape: Shape) -> Shape:

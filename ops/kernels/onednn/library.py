@@ -200,7 +200,7 @@ class Library:
         return getattr(self._dll, f"dnnl_{name}")
 
     def size(self, desc: Handle) -> int:
-        """Return the bytes of a memory descriptor."""
+        """Return the size in bytes of the memory that a descriptor describes."""
         return int(self._size(desc))
 
     def equal(self, first: Handle, second: Handle) -> bool:
@@ -230,7 +230,7 @@ class Library:
         """Return whether the processor has instructions that sum products of bytes exactly."""
         return bool(self.isa & (_AVX512_VNNI | _AVX2_VNNI))
 
-    def sums_bytes_exactly(self, implementation: str) -> bool:
+    def sums_int8_exactly(self, implementation: str) -> bool:
         """Return whether an implementation sums products of bytes in 32 bits from the first addition on.
 
         Without VNNI the products of two neighbours are added in 16 bits, which overflow, and some filters are halved.

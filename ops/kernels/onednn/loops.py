@@ -15,7 +15,7 @@ from flowmx.ops.kernels.llvm.background_compilation import Program
 from flowmx.ops.kernels.onednn.epilogue import Epilogue
 from flowmx.ops.kernels.onednn.layouts import Array
 from flowmx.ops.kernels.onednn.primitives import Call
-from flowmx.ops.kernels.recording import Recording, refuse
+from flowmx.ops.kernels.recording import Recording, mark_incomplete
 
 Words = tuple[int | float, ...]
 
@@ -76,7 +76,7 @@ class _BoundLoop:
         of = self.of
         function = None if of.program is None else of.program.get()
         if function is None:
-            refuse()
+            mark_incomplete()
             of.fallback(*self.addresses)
         else:
             # The function counts tasks in the words, so each call gets a copy.
@@ -86,18 +86,18 @@ class _BoundLoop:
         """Do nothing: the loop adds its call when it runs."""
 
 
-def activated(values: Array, ends: Epilogue) -> Array:
+def activated(values: Array, epilogue: Epilogue) -> Array:
     """Return the activation of values."""
-    if not ends.activation:
+    if not epilogue.activation:
         return values
-    if ends.activation == "tanh":
+    if epilogue.activation == "tanh":
         return np.tanh(values)
-    if ends.activation in ("sigmoid", "swish"):
+    if epilogue.activation in ("sigmoid", "swish"):
         gate = 1 / (1 + np.exp(-values))
-        return gate if ends.activation == "sigmoid" else values * gate
-    low = ends.slope * values if ends.activation == "leaky" else np.float32(0)
+        return gate if epilogue.activation == "sigmoid" else values * gate
+    low = epilogue.slope * values if epilogue.activation == "leaky" else np.float32(0)
     values = np.where(values > 0, values, low)
-    return np.minimum(values, np.float32(ends.slope)) if ends.activation == "clip" else values
+    return np.minimum(values, np.float32(epilogue.slope)) if epilogue.activation == "clip" else values
 
 
 def array_at(address: int, shape: Sequence[int]) -> Array:

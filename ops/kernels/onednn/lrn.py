@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowmx.ops.kernels.onednn.kernel import PrimitiveKernel
-from flowmx.ops.kernels.onednn.layouts import Desc, Geometry, channels_last, loaded, strided
+from flowmx.ops.kernels.onednn.layouts import Desc, Geometry, channels_last, library_or_raise, strided
 from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query
 from flowmx.ops.kernels.onednn.primitives import Call, Primitive, attributes
 from flowmx.ops.kernels.onednn.work import Operand, Work, plan
@@ -25,7 +25,7 @@ class _Work(Work):
         self.size = ctypes.c_int64(op.nsize)
 
     def forward_desc(self, prop: Prop) -> Handle:
-        lib = loaded()
+        lib = library_or_raise()
         return lib.create(
             "lrn_forward_primitive_desc_create", lib.engine, int(prop), int(Alg.LRN_ACROSS_CHANNELS),
             self.data.handle, self.data.handle, self.size, *self.numbers, attributes(),
@@ -37,10 +37,10 @@ class Forward(_Work):
 
     def __init__(self, op: LRN, data: Geometry, out: Geometry) -> None:
         super().__init__(op, data)
-        room, desc = self.room, self.forward_desc(Prop.FORWARD_INFERENCE)
-        self._run = Primitive(room, desc, {Arg.SRC: self.data, Arg.DST: self.data})
-        self._source = Operand(room, strided(*data), self.data)
-        self._target = Operand(room, strided(*out), self.data, is_output=True)
+        workspace, desc = self.workspace, self.forward_desc(Prop.FORWARD_INFERENCE)
+        self._run = Primitive(workspace, desc, {Arg.SRC: self.data, Arg.DST: self.data})
+        self._source = Operand(workspace, strided(*data), self.data)
+        self._target = Operand(workspace, strided(*out), self.data, is_output=True)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         data, out = addresses
@@ -56,20 +56,20 @@ class Backward(_Work):
 
     def __init__(self, op: LRN, head: Geometry, data: Geometry, out: Geometry) -> None:
         super().__init__(op, data)
-        lib, room = loaded(), self.room
+        lib, workspace = library_or_raise(), self.workspace
         forward = self.forward_desc(Prop.FORWARD_TRAINING)
         desc = lib.create(
             "lrn_backward_primitive_desc_create", lib.engine, int(Alg.LRN_ACROSS_CHANNELS), self.data.handle,
             self.data.handle, self.data.handle, self.size, *self.numbers, forward, attributes(),
         )  # fmt: skip
-        ends: dict[int, Desc | Query] = {Arg.SRC: self.data, Arg.WORKSPACE: Query.WORKSPACE}
-        self._run = Primitive(room, desc, {**ends, Arg.DIFF_DST: self.data, Arg.DIFF_SRC: self.data})
-        self._again = Primitive(room, forward, {**ends, Arg.DST: self.data})
-        self._note = room.take(self._run.descriptor(Arg.WORKSPACE).nbytes)
-        self._output = room.take(self.data.nbytes)
-        self._head = Operand(room, strided(*head), self.data)
-        self._source = Operand(room, strided(*data), self.data)
-        self._target = Operand(room, strided(*out), self.data, is_output=True)
+        arguments: dict[int, Desc | Query] = {Arg.SRC: self.data, Arg.WORKSPACE: Query.WORKSPACE}
+        self._run = Primitive(workspace, desc, {**arguments, Arg.DIFF_DST: self.data, Arg.DIFF_SRC: self.data})
+        self._again = Primitive(workspace, forward, {**arguments, Arg.DST: self.data})
+        self._note = workspace.take(self._run.descriptor(Arg.WORKSPACE).nbytes)
+        self._output = workspace.take(self.data.nbytes)
+        self._head = Operand(workspace, strided(*head), self.data)
+        self._source = Operand(workspace, strided(*data), self.data)
+        self._target = Operand(workspace, strided(*out), self.data, is_output=True)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         head, data, out = addresses

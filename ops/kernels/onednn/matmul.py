@@ -23,8 +23,8 @@ from flowmx.ops.kernels.onednn.layouts import (
     any_layout,
     dense,
     geometry,
-    halves,
-    loaded,
+    library_or_raise,
+    native_16bit_dtypes,
     plain,
     pointer,
     strided,
@@ -32,15 +32,15 @@ from flowmx.ops.kernels.onednn.layouts import (
 )
 from flowmx.ops.kernels.onednn.library import Arg, DType, Query, Unsupported
 from flowmx.ops.kernels.onednn.primitives import LINE, Call, Primitive, Reorder, attributes
-from flowmx.ops.kernels.onednn.work import FixedWork, Operand, Work, call_all, first_line, multiplying, plan
+from flowmx.ops.kernels.onednn.work import FixedWork, Operand, Work, call_all, first_line, multiply_time_ns, plan
 from flowmx.ops.math.matmul import SMALL, Matrices, fixed_shape_product, product_kernel, product_preparation
-from flowmx.ops.math.matmul import mixed_product_support as multiplying_on
+from flowmx.ops.math.matmul import mixed_product_support as mixed_product_support
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.dtypes import DType as NumPyType
 from flowmx.ops.registry.operators import Shape
 
 SMALL_BY_VECTOR = 1 << 15
-"""The same limit if a factor is a vector."""
+"""The minimum number of multiply-adds for oneDNN if one factor is a vector; ``SMALL`` is the limit for matrices."""
 
 
 class Product(Work):
@@ -49,26 +49,27 @@ class Product(Work):
     B may be only an element type: then the primitive chooses its layout.
     """
 
-    def __init__(self, a: Geometry, b: Geometry | DType, c: Geometry, ends: Epilogue = PLAIN) -> None:
+    def __init__(self, a: Geometry, b: Geometry | DType, c: Geometry, epilogue: Epilogue = PLAIN) -> None:
         super().__init__()
-        lib = loaded()
+        lib = library_or_raise()
         left, out = strided(*a), strided(*c)
         right = strided(*b) if isinstance(b, Geometry) else any_layout((a[0][-1], c[0][-1]), b)
         vector = (*(1,) * (len(c[0]) - 1), c[0][-1])
-        bias = plain(vector, ends.vector_type) if ends.has_primitive_bias else None
+        bias = plain(vector, epilogue.vector_type) if epilogue.has_primitive_bias else None
         desc = lib.create(
             "matmul_primitive_desc_create", lib.engine, left.handle, right.handle,
-            None if bias is None else bias.handle, out.handle, attributes(*ends.posts(vector), scales=ends.scales),
+            None if bias is None else bias.handle, out.handle,
+            attributes(*epilogue.posts(vector), scales=epilogue.scales),
         )  # fmt: skip
         arguments: dict[int, Desc | Query] = {
-            Arg.SRC: left, Arg.WEIGHTS: Query.WEIGHTS, Arg.DST: out, **ends.arguments(vector)
+            Arg.SRC: left, Arg.WEIGHTS: Query.WEIGHTS, Arg.DST: out, **epilogue.arguments(vector)
         }  # fmt: skip
-        self.run = Primitive(self.room, desc, arguments)
+        self.run = Primitive(self.workspace, desc, arguments)
 
     @staticmethod
     def nanoseconds(*key: Any) -> float:
         a, _, c = key[:3]
-        return multiplying(prod(c.shape) * a.shape[-1])
+        return multiply_time_ns(prod(c.shape) * a.shape[-1])
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         return [self.run.at(base, *addresses)]
@@ -97,7 +98,7 @@ def _fixed(a: Matrices, b: Matrices, out: Shape, dtype: NumPyType) -> Callable[[
         return None
     left, right = (_matrices(*each) for each in (a, b))
     work = plan(Product, left, right, dense(out))
-    # A plan made for several threads is only for threads that may use as many.
+    # A plan for several threads must not be bound: a later caller may be allowed fewer.
     if work is None or work.threads > 1:
         return None
     call = FixedWork(work, 3)
@@ -109,22 +110,22 @@ def _fixed(a: Matrices, b: Matrices, out: Shape, dtype: NumPyType) -> Callable[[
     return multiply_fixed
 
 
-def _matrices(shape: Shape, turn: bool) -> Geometry:
+def _matrices(shape: Shape, transpose: bool) -> Geometry:
     """Return the geometry of matrices in C order, optionally transposed."""
     matrices = dense(shape)
-    if not turn:
+    if not transpose:
         return matrices
     *batch, rows, columns = shape
     *steps, along, across = matrices.strides
     return Geometry((*batch, columns, rows), (*steps, across, along))
 
 
-@multiplying_on("cpu")
+@mixed_product_support("cpu")
 def _multiplies(dtype: NumPyType) -> bool:
-    return dtype in halves()
+    return dtype in native_16bit_dtypes()
 
 
-class _Reordering(Work):
+class _Reorder(Work):
     """A copy of a right factor in the layout of its product."""
 
     def __init__(self, left: Geometry, right: Geometry, out: Geometry) -> None:
@@ -132,22 +133,22 @@ class _Reordering(Work):
         product = plan(Product, left, right.dtype, out)
         if product is None:
             raise Unsupported("oneDNN has no such product")
-        self._copy = Reorder(self.room, strided(*right), product.run.descriptor(Arg.WEIGHTS))
+        self._copy = Reorder(self.workspace, strided(*right), product.run.descriptor(Arg.WEIGHTS))
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         return [self._copy.at(base, *addresses)]
 
 
 class _RepeatedProduct:
-    """Repeated products with one right factor, which is copied into the product's layout once."""
+    """Repeated products with the same right factor, which is copied once, into the layout of the product."""
 
-    def __init__(self, product: Product, reorder: _Reordering, b: Array, rows: int, dtype: NumPyType) -> None:
+    def __init__(self, product: Product, reorder: _Reorder, b: Array, rows: int, dtype: NumPyType) -> None:
         self._memory = np.empty(product.run.descriptor(Arg.WEIGHTS).nbytes + LINE, np.uint8)
         self._weight = first_line(self._memory)
         reorder(pointer(b), self._weight)
-        self._room = np.empty(product.nbytes, np.uint8)
-        self._base, self._threads = first_line(self._room), product.threads
-        self._given = None if b.dtype == dtype else np.empty((rows, len(b)), b.dtype)
+        self._workspace = np.empty(product.nbytes, np.uint8)
+        self._base, self._threads = first_line(self._workspace), product.threads
+        self._input_buffer = None if b.dtype == dtype else np.empty((rows, len(b)), b.dtype)
         self._out = np.empty((rows, b.shape[1]), dtype)
         primitive, places = product.calls(self._base, 0, self._weight, 0)[0]
         self._call = primitive.call(places)
@@ -155,10 +156,10 @@ class _RepeatedProduct:
 
     def __call__(self, a: Array, out: Array) -> None:
         """Compute one product."""
-        if self._given is not None:
-            if not copy(a, self._given):
-                self._given[...] = a
-            a = self._given
+        if self._input_buffer is not None:
+            if not copy(a, self._input_buffer):
+                self._input_buffer[...] = a
+            a = self._input_buffer
         elif not a.flags.c_contiguous:
             a = np.ascontiguousarray(a)
         target = out if out.flags.c_contiguous else self._out
@@ -174,7 +175,7 @@ def _repeated(b: Array, rows: int, dtype: NumPyType) -> _RepeatedProduct | None:
         return None
     kind = TYPES[b.dtype]
     left, out = dense((rows, len(b)), kind), dense((rows, b.shape[1]))
-    product, reorder = plan(Product, left, kind, out), plan(_Reordering, left, geometry(b), out)
+    product, reorder = plan(Product, left, kind, out), plan(_Reorder, left, geometry(b), out)
     return None if product is None or reorder is None else _RepeatedProduct(product, reorder, b, rows, dtype)
 
 
@@ -191,30 +192,32 @@ class FullyConnect(Work):
     """Fused FullyConnected; data and addend in other layouts are copied to C order."""
 
     def __init__(
-        self, data: Geometry, rows: int, weight: Geometry, out: Geometry, ends: Epilogue, addend: Geometry | None,
+        self, data: Geometry, rows: int, weight: Geometry, out: Geometry, epilogue: Epilogue, addend: Geometry | None,
         packed: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         units, width = weight[0]
-        self._ends = ends
+        self._epilogue = epilogue
         right = weight.dtype if packed else transposed(weight)
-        self._product = Product(dense((rows, width), data.dtype), right, dense((rows, units), out.dtype), ends)
-        self._inner = self.room.take(self._product.room.nbytes)
+        self._product = Product(dense((rows, width), data.dtype), right, dense((rows, units), out.dtype), epilogue)
+        self._inner = self.workspace.take(self._product.workspace.nbytes)
         weight_desc = self._product.run.descriptor(Arg.WEIGHTS)
-        layout = self.packed(rows, weight, ends, data.dtype, out.dtype) if packed else weight_desc
+        layout = self.packed(rows, weight, epilogue, data.dtype, out.dtype) if packed else weight_desc
         assert layout is not None
-        self._weight = Operand(self.room, layout, weight_desc)
-        self._source = Operand(self.room, strided(*data), plain(data.shape, data.dtype))
-        self._addend = None if addend is None else Reorder(self.room, strided(*addend), plain(out.shape, out.dtype))
+        self._weight = Operand(self.workspace, layout, weight_desc)
+        self._source = Operand(self.workspace, strided(*data), plain(data.shape, data.dtype))
+        self._addend = (
+            None if addend is None else Reorder(self.workspace, strided(*addend), plain(out.shape, out.dtype))
+        )
 
     @staticmethod
     def nanoseconds(*key: Any) -> float:
         _, _, weight, out = key[:4]
-        return multiplying(prod(out.shape) * weight.shape[1])
+        return multiply_time_ns(prod(out.shape) * weight.shape[1])
 
-    def packed(self, rows: int, weight: Geometry, ends: Epilogue, data: DType, out: DType) -> Desc | None:
+    def packed(self, rows: int, weight: Geometry, epilogue: Epilogue, data: DType, out: DType) -> Desc | None:
         """Return the layout of a packed weight."""
-        return packed_matrix(rows, weight, ends, data, out)
+        return packed_matrix(rows, weight, epilogue, data, out)
 
     def implementation(self) -> str:
         """Return the name of the implementation that oneDNN chose."""
@@ -222,23 +225,23 @@ class FullyConnect(Work):
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         data, weight, *extra, out = addresses
-        bias = [extra.pop(0)] if self._ends.has_bias else []
-        scale = [extra.pop(0)] if self._ends.has_scale else []
+        bias = [extra.pop(0)] if self._epilogue.has_bias else []
+        scale = [extra.pop(0)] if self._epilogue.has_scale else []
         before = [*self._source.before(base, data), *self._weight.before(base, weight)]
         if self._addend is not None and extra[0] != out:
             before.append(self._addend.at(base, extra[0], out))
-        ends = self._source.at(base, data), self._weight.at(base, weight), out
-        return [*before, *self._product.calls(base + self._inner, *ends, *self._ends.addresses(bias, scale))]
+        operands = self._source.at(base, data), self._weight.at(base, weight), out
+        return [*before, *self._product.calls(base + self._inner, *operands, *self._epilogue.addresses(bias, scale))]
 
 
 @cache
-def packed_matrix(rows: int, weight: Geometry, ends: Epilogue, data: DType, out: DType) -> Desc | None:
+def packed_matrix(rows: int, weight: Geometry, epilogue: Epilogue, data: DType, out: DType) -> Desc | None:
     """Return the layout of a packed weight, chosen once per key, since packed copies are reused."""
     units, width = weight.shape
     # Products of float32 with a vector run without oneDNN, from a weight in C order.
     if rows * units * width < SMALL or (rows == 1 and weight.dtype == DType.F32):
         return None
-    work = plan(Product, dense((rows, width), data), weight.dtype, dense((rows, units), out), ends)
+    work = plan(Product, dense((rows, width), data), weight.dtype, dense((rows, units), out), epilogue)
     return None if work is None else work.run.descriptor(Arg.WEIGHTS)
 
 
@@ -249,18 +252,18 @@ def transposed(weight: Geometry) -> Geometry:
 
 
 class Gradient(Work):
-    """A product of two inputs as matrices; other layouts are copied to C order."""
+    """The gradient of a FullyConnected input or weight: a product of matrices; other layouts are copied to C order."""
 
     def __init__(self, inputs: Sequence[Geometry], left: Geometry, right: Geometry, out: Geometry) -> None:
         super().__init__()
         self._product = Product(left, right, out)
-        self._inner = self.room.take(self._product.room.nbytes)
-        self._inputs = [Operand(self.room, strided(*each), plain(each.shape, each.dtype)) for each in inputs]
+        self._inner = self.workspace.take(self._product.workspace.nbytes)
+        self._inputs = [Operand(self.workspace, strided(*each), plain(each.shape, each.dtype)) for each in inputs]
 
     @staticmethod
     def nanoseconds(*key: Any) -> float:
         _, left, _, out = key
-        return multiplying(prod(out.shape) * left.shape[-1])
+        return multiply_time_ns(prod(out.shape) * left.shape[-1])
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         operands, calls = list(zip(self._inputs, addresses[:2], strict=True)), []

@@ -15,7 +15,7 @@ from flowmx.ops.kernels.onednn.layouts import (
     channels_last,
     geometry,
     is_channels_last,
-    loaded,
+    library_or_raise,
     plain,
     pointer,
     strided,
@@ -32,7 +32,7 @@ from flowmx.ops.kernels.onednn.library import (
     Query,
 )
 from flowmx.ops.kernels.onednn.primitives import Call, Post, Primitive, attributes
-from flowmx.ops.kernels.onednn.work import Operand, Work, moving, plan, with_copies
+from flowmx.ops.kernels.onednn.work import Operand, Work, move_time_ns, plan, with_copies
 from flowmx.ops.nn.normalization.batch_norm import BatchNorm
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.operators import Run
@@ -50,10 +50,10 @@ class _Work(Work):
 
     @staticmethod
     def nanoseconds(*key: object) -> float:
-        return moving(*[each for each in key if isinstance(each, Geometry)])
+        return move_time_ns(*[each for each in key if isinstance(each, Geometry)])
 
     def forward_desc(self, prop: Prop, *posts: Post) -> Handle:
-        lib = loaded()
+        lib = library_or_raise()
         return lib.create(
             "batch_normalization_forward_primitive_desc_create", lib.engine, int(prop), self.data.handle,
             self.data.handle, self.eps, self.flags, attributes(*posts),
@@ -75,9 +75,9 @@ class Forward(_Work):
             arguments[Arg.SCALE] = self.channels
         # A final ReLU needs no mask: its gradient follows from the output.
         posts = [("eltwise", Alg.ELTWISE_RELU, 0.0, 0.0)] if relu else []
-        self._run = Primitive(self.room, self.forward_desc(prop, *posts), arguments)
-        self._source = Operand(self.room, strided(*data), self.data)
-        self._target = Operand(self.room, strided(*out), self.data, is_output=True)
+        self._run = Primitive(self.workspace, self.forward_desc(prop, *posts), arguments)
+        self._source = Operand(self.workspace, strided(*data), self.data)
+        self._target = Operand(self.workspace, strided(*out), self.data, is_output=True)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         return with_copies(self._run, self._source, self._target, base, addresses)
@@ -88,7 +88,7 @@ class Backward(_Work):
 
     def __init__(self, head: Geometry, data: Geometry, out: Geometry, eps: float, flags: int) -> None:
         super().__init__(data, out, eps, flags)
-        lib = loaded()
+        lib = library_or_raise()
         hint = lib.own(self, "primitive_desc", self.forward_desc(Prop.FORWARD_TRAINING))
         desc = lib.create(
             "batch_normalization_backward_primitive_desc_create", lib.engine, int(Prop.BACKWARD), self.data.handle,
@@ -101,18 +101,18 @@ class Backward(_Work):
         }  # fmt: skip
         if flags & USE_SCALE:
             arguments |= {Arg.SCALE: self.channels, Arg.DIFF_SCALE: self.channels}
-        room = self.room
-        self._run = Primitive(room, desc, arguments)
-        self._head = Operand(room, strided(*head), self.data)
-        self._source = Operand(room, strided(*data), self.data)
-        self._target = Operand(room, strided(*out), self.data, is_output=True)
+        workspace = self.workspace
+        self._run = Primitive(workspace, desc, arguments)
+        self._head = Operand(workspace, strided(*head), self.data)
+        self._source = Operand(workspace, strided(*data), self.data)
+        self._target = Operand(workspace, strided(*out), self.data, is_output=True)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         head, data, out, *parameters = addresses
-        ends = self._head.at(base, head), self._source.at(base, data), self._target.at(base, out)
+        operands = self._head.at(base, head), self._source.at(base, data), self._target.at(base, out)
         return [
             *self._head.before(base, head), *self._source.before(base, data),
-            self._run.at(base, *ends, *parameters),
+            self._run.at(base, *operands, *parameters),
             *self._target.after(base, out),
         ]  # fmt: skip
 

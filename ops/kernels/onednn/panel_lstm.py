@@ -102,10 +102,10 @@ class Layers(Work):
             raise Unsupported("the compiled loops do not compute these layers")
         self._layout, self._data = layout, data
         time, batch, features = data
-        room, units, width = self.room, layout.units, layout.width
+        workspace, units, width = self.workspace, layout.units, layout.width
         self._sizes = _sizes(layout, features)
-        self._gates = room.take(4 * time * batch * self._sizes[0].gates)
-        self._between = [room.take(4 * time * batch * width) for _ in range(min(2, layout.layers - 1))]
+        self._gates = workspace.take(4 * time * batch * self._sizes[0].gates)
+        self._between = [workspace.take(4 * time * batch * width) for _ in range(min(2, layout.layers - 1))]
         self._inputs = [
             panels.product_loop(time * batch, (sizes.gates, sizes.inputs), _ENDS, self.threads) for sizes in self._sizes
         ]
@@ -114,7 +114,7 @@ class Layers(Work):
             for is_first in (False, True) for is_backward in (False, True)
         }  # fmt: skip
         last = Geometry((batch, units), (width, 1), DType.F32)
-        self._last = Reorder(room, strided(*last), strided((batch, units), (units, 1), DType.F32))
+        self._last = Reorder(workspace, strided(*last), strided((batch, units), (units, 1), DType.F32))
 
     def _step(self, data_step: int, is_backward: bool) -> ProgramLoop:
         """Return the loop of a step whose previous outputs have rows at this distance."""
@@ -139,18 +139,19 @@ class Layers(Work):
             target = output if is_last else base + self._between[layer % 2]
             for direction in range(layout.directions):
                 at = (layer * layout.directions + direction) * side
-                ends = (states + at, cells + at, last_states + at, last_cells + at)
-                calls += self._side(base, layer, direction, data, packed, target, ends)
+                state_addresses = (states + at, cells + at, last_states + at, last_cells + at)
+                calls += self._side(base, layer, direction, data, packed, target, state_addresses)
                 packed += 4 * sum(sizes.lengths)
             data = target
         return calls
 
     def _side(
-        self, base: int, layer: int, direction: int, data: int, packed: int, output: int, ends: tuple[int, ...]
+        self, base: int, layer: int, direction: int, data: int, packed: int, output: int,
+        state_addresses: tuple[int, ...],
     ) -> list[Call]:  # fmt: skip
         """Return the calls of a layer in one direction."""
         sizes, (time, batch, _) = self._sizes[layer], self._data
-        state, cell, last_state, last_cell = ends
+        state, cell, last_state, last_cell = state_addresses
         recurrent = packed + 4 * sizes.lengths[0]
         bias = recurrent + 4 * sizes.lengths[1]
         gates = base + self._gates

@@ -20,7 +20,7 @@ from flowmx.ops.kernels.onednn.layouts import Array, Desc, Geometry, Shape, stri
 from flowmx.ops.kernels.onednn.library import DType, Unsupported
 from flowmx.ops.kernels.onednn.loops import ProgramLoop, activated, array_at
 from flowmx.ops.kernels.onednn.primitives import Call, Reorder
-from flowmx.ops.kernels.onednn.work import Operand, Work, multiplying
+from flowmx.ops.kernels.onednn.work import Operand, Work, multiply_time_ns
 
 DEEPEST = 768
 """The maximum number of inputs of a part: one part and the next one take a fifth of the second-level cache."""
@@ -34,9 +34,13 @@ _LINES = (0, 1, 2, 6)
 """The numbers of lines that a round may prefetch."""
 
 
-def supports(dtype: DType, ends: Epilogue) -> bool:
+def supports(dtype: DType, epilogue: Epilogue) -> bool:
     """Return whether the loop computes a product with an epilogue on this machine."""
-    is_plain = ends.vector_type == DType.F32 and not ends.has_scale and ends.activation in matrix_product.ACTIVATIONS
+    is_plain = (
+        epilogue.vector_type == DType.F32
+        and not epilogue.has_scale
+        and epilogue.activation in matrix_product.ACTIVATIONS
+    )
     return dtype == DType.F32 and is_plain and "avx512f" in compiler.features()
 
 
@@ -95,36 +99,36 @@ class PanelProduct(Work):
     """Output = activation(data · weights + bias + addend), for weights packed by :class:`PackPanels`.
 
     Args:
-        data: the data as an array with the inputs along ``axis``.
-        out: the output, likewise.
-        weight: the numbers of outputs and inputs.
-        ends: the epilogue.
+        data: the data, as an array with the inputs along ``axis``.
+        out: the output, as an array with the outputs along ``axis``.
+        weight: the shape of the weight: (outputs, inputs).
+        epilogue: the epilogue.
         addend: the addend, if there is one.
         layout: returns the layout of a shape in which rows follow each other.
     """
 
     def __init__(
-        self, data: Geometry, out: Geometry, weight: Shape, ends: Epilogue, addend: Geometry | None,
+        self, data: Geometry, out: Geometry, weight: Shape, epilogue: Epilogue, addend: Geometry | None,
         layout: Callable[[Shape], Desc],
     ) -> None:  # fmt: skip
         super().__init__()
-        if not supports(data.dtype, ends) or out.dtype != DType.F32:
+        if not supports(data.dtype, epilogue) or out.dtype != DType.F32:
             raise Unsupported("the compiled product does not compute this layer")
-        self._ends = ends
-        self._source = Operand(self.room, strided(*data), layout(data.shape))
-        self._target = Operand(self.room, strided(*out), layout(out.shape), is_output=True)
-        self._addend = None if addend is None else Reorder(self.room, strided(*addend), layout(out.shape))
-        self._loop = product_loop(prod(data.shape) // weight[1], weight, ends, self.threads)
+        self._epilogue = epilogue
+        self._source = Operand(self.workspace, strided(*data), layout(data.shape))
+        self._target = Operand(self.workspace, strided(*out), layout(out.shape), is_output=True)
+        self._addend = None if addend is None else Reorder(self.workspace, strided(*addend), layout(out.shape))
+        self._loop = product_loop(prod(data.shape) // weight[1], weight, epilogue, self.threads)
 
     @staticmethod
     def nanoseconds(*key: object) -> float:
         _, out, weight = key[:3]
         assert isinstance(out, Geometry) and isinstance(weight, tuple)
-        return multiplying(prod(out.shape) * weight[1])
+        return multiply_time_ns(prod(out.shape) * weight[1])
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         data, weight, *extra, out = addresses
-        bias = [extra.pop(0)] if self._ends.has_bias else []
+        bias = [extra.pop(0)] if self._epilogue.has_bias else []
         source, target = self._source.at(base, data), self._target.at(base, out)
         calls = self._source.before(base, data)
         if self._addend is not None and extra[0] != target:
@@ -163,7 +167,7 @@ def lines_for(blocks: int) -> int:
     return max(lines for lines in _LINES if lines <= -(-_ROUNDS // blocks))
 
 
-def product_loop(rows: int, weight: Shape, ends: Epilogue, threads: int) -> ProgramLoop:
+def product_loop(rows: int, weight: Shape, epilogue: Epilogue, threads: int) -> ProgramLoop:
     """Return the loop of a product of a number of rows: its words are data, weights, output and bias."""
     outputs, inputs = weight
     blocks, of_block, large = Rows.of(rows)
@@ -175,21 +179,21 @@ def product_loop(rows: int, weight: Shape, ends: Epilogue, threads: int) -> Prog
     chunk = -(-blocks // chunks)
     groups = 1 if chunks >= 4 * threads else min(panels, threads)
     lines = 0 if is_resident and chunks > 1 else lines_for(chunk)
-    kind = Kind(of_block, lines, ends.activation, ends.has_bias, ends.has_addend)
+    kind = Kind(of_block, lines, epilogue.activation, epilogue.has_bias, epilogue.has_addend)
     words = (
         large, blocks, chunk, inputs, outputs, depth, -(-inputs // depth), inputs, outputs, groups,
-        -(-panels // groups), panels, float(ends.slope),
+        -(-panels // groups), panels, float(epilogue.slope),
     )  # fmt: skip
-    fallback = partial(_multiply_at, rows, weight, ends)
+    fallback = partial(_multiply_at, rows, weight, epilogue)
     return ProgramLoop(matrix_product.program(kind), chunks * groups, words, threads, fallback)
 
 
-def _multiply_at(rows: int, weight: Shape, ends: Epilogue, data: int, packed: int, out: int, bias: int = 0) -> None:
+def _multiply_at(rows: int, weight: Shape, epilogue: Epilogue, data: int, packed: int, out: int, bias: int = 0) -> None:
     """Compute the product in NumPy."""
     outputs, inputs = weight
     matrix = unpacked(array_at(packed, (packed_length(*weight),)), *weight)
     target = array_at(out, (rows, outputs))
     result = array_at(data, (rows, inputs)) @ matrix.T
-    result = result + array_at(bias, (outputs,)) if ends.has_bias else result
-    result = result + target if ends.has_addend else result
-    target[...] = activated(result, ends)
+    result = result + array_at(bias, (outputs,)) if epilogue.has_bias else result
+    result = result + target if epilogue.has_addend else result
+    target[...] = activated(result, epilogue)

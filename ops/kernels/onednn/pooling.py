@@ -24,7 +24,7 @@ from flowmx.ops.kernels.onednn.layouts import (
     dims,
     geometry,
     is_channels_last,
-    loaded,
+    library_or_raise,
     plain,
     pointer,
     strided,
@@ -33,8 +33,8 @@ from flowmx.ops.kernels.onednn.layouts import (
 from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query, Unsupported
 from flowmx.ops.kernels.onednn.library import DType as Type
 from flowmx.ops.kernels.onednn.primitives import Call, Primitive, attributes
-from flowmx.ops.kernels.onednn.work import FixedWork, Operand, Work, moving, plan, with_copies
-from flowmx.ops.kernels.recording import refuse, use_memory
+from flowmx.ops.kernels.onednn.work import FixedWork, Operand, Work, move_time_ns, plan, with_copies
+from flowmx.ops.kernels.recording import mark_incomplete, use_memory
 from flowmx.ops.nn.pooling import BackwardPooling, Pooling, lowest
 from flowmx.ops.registry.dtypes import DType, is_floating
 from flowmx.ops.registry.kernels import kernel, register_kernel
@@ -93,10 +93,10 @@ class _Work(Work):
 
     @staticmethod
     def nanoseconds(*key: Any) -> float:
-        return moving(*key[1:3])
+        return move_time_ns(*key[1:3])
 
     def forward_desc(self, train: bool) -> Handle:
-        lib = loaded()
+        lib = library_or_raise()
         return lib.create(
             "pooling_forward_primitive_desc_create", lib.engine,
             int(Prop.FORWARD_TRAINING if train else Prop.FORWARD_INFERENCE), int(self.algorithm),
@@ -112,10 +112,10 @@ class Forward(_Work):
         arguments: dict[int, Desc | Query] = {Arg.SRC: self.data, Arg.DST: self.out}
         if note:
             arguments[Arg.WORKSPACE] = Query.WORKSPACE
-        self._run = Primitive(self.room, self.forward_desc(note), arguments)
+        self._run = Primitive(self.workspace, self.forward_desc(note), arguments)
         self.note_bytes = self._run.descriptor(Arg.WORKSPACE).nbytes if note else 0
-        self._source = Operand(self.room, strided(*data), self.data)
-        self._target = Operand(self.room, strided(*out), self.out, is_output=True)
+        self._source = Operand(self.workspace, strided(*data), self.data)
+        self._target = Operand(self.workspace, strided(*out), self.out, is_output=True)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         return with_copies(self._run, self._source, self._target, base, addresses)
@@ -126,7 +126,7 @@ class Backward(_Work):
 
     def __init__(self, op: Pooling, head: Geometry, data: Geometry, order: Order) -> None:
         super().__init__(op, data, head, order)
-        lib = loaded()
+        lib = library_or_raise()
         hint = lib.own(self, "primitive_desc", self.forward_desc(True))
         is_max = self.algorithm == Alg.POOLING_MAX
         desc = lib.create(
@@ -136,16 +136,16 @@ class Backward(_Work):
         arguments: dict[int, Desc | Query] = {Arg.DIFF_DST: self.out, Arg.DIFF_SRC: self.data}
         if is_max:
             arguments[Arg.WORKSPACE] = Query.WORKSPACE
-        self._run = Primitive(self.room, desc, arguments)
-        self._head = Operand(self.room, strided(*head), self.out)
-        self._target = Operand(self.room, strided(*data), self.data, is_output=True)
+        self._run = Primitive(self.workspace, desc, arguments)
+        self._head = Operand(self.workspace, strided(*head), self.out)
+        self._target = Operand(self.workspace, strided(*data), self.data, is_output=True)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         return with_copies(self._run, self._head, self._target, base, addresses)
 
 
 def _fill_empty(op: Any, data: Array, out: Array) -> None:
-    """Fill windows outside of the data with the lowest 16-bit number; float32's lowest would become infinite."""
+    """Fill windows outside the data with the lowest 16-bit number; float32's lowest would become infinite."""
     if op.pool_type != "max" or out.dtype.itemsize != 2:
         return
     data, out = op.channels_first(data), op.channels_first(out)
@@ -161,7 +161,7 @@ class _TiedPooling(TiedKernel):
     def __call__(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         super().__call__(run, inputs, outputs)
         if outputs[0].dtype.itemsize == 2:
-            refuse()
+            mark_incomplete()
             _fill_empty(self._op, inputs[0], outputs[0])
 
 
@@ -171,7 +171,7 @@ class _Pooling(PrimitiveKernel):
     def compute(self, op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         super().compute(op, run, inputs, outputs)
         if not isinstance(op, BackwardPooling) and outputs[0].dtype.itemsize == 2:
-            refuse()
+            mark_incomplete()
             _fill_empty(op, inputs[0], outputs[0])
 
     def takes(self, op: Any, dtype: DType) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
-from flowmx.ops.kernels.onednn.layouts import KEPT, Desc, loaded, plain
+from flowmx.ops.kernels.onednn.layouts import KEPT, Desc, library_or_raise, plain
 from flowmx.ops.kernels.onednn.library import Arg, ExecArg, Handle, Query, check
 from flowmx.ops.kernels.recording import Recording
 
@@ -34,7 +34,7 @@ def attributes(*posts: Post, scales: Scales = ()) -> Handle:
         *posts: the post-operations, in order.
         scales: the arguments with scales, which each run passes as ``ATTR_SCALES`` of the argument.
     """
-    lib = loaded()
+    lib = library_or_raise()
     handle = lib.create("primitive_attr_create")
     lib.call("primitive_attr_set_scratchpad_mode", handle, 1)
     for argument, mask in scales:
@@ -55,7 +55,7 @@ def attributes(*posts: Post, scales: Scales = ()) -> Handle:
     return handle
 
 
-class Room:
+class WorkspaceLayout:
     """The layout of a workspace: consecutive pieces, each aligned to a cache line."""
 
     def __init__(self) -> None:
@@ -74,22 +74,22 @@ class Primitive:
     The primitive is created, which is slow, when it first runs.
     """
 
-    def __init__(self, room: Room, desc: Handle, arguments: Mapping[int, Desc | Query]) -> None:
+    def __init__(self, workspace: WorkspaceLayout, desc: Handle, arguments: Mapping[int, Desc | Query]) -> None:
         """Make a primitive from its descriptor.
 
         Args:
-            room: the workspace layout, which gets its scratch memory.
+            workspace: the workspace layout, to which the scratch memory of the primitive is added.
             desc: the primitive descriptor.
             arguments: for each argument its descriptor, or the query for it.
         """
-        lib = self._lib = loaded()
+        lib = self._lib = library_or_raise()
         self.desc = lib.own(self, "primitive_desc", desc)
         self.arguments = {
             argument: Desc(lib.described(desc, each)) if isinstance(each, Query) else each
             for argument, each in arguments.items()
         }
         scratchpad = Desc(lib.described(desc, Query.SCRATCHPAD))
-        self._scratch = room.take(scratchpad.nbytes) if scratchpad.nbytes else None
+        self._scratch = workspace.take(scratchpad.nbytes) if scratchpad.nbytes else None
         self._described = {**self.arguments, **({} if self._scratch is None else {int(Arg.SCRATCHPAD): scratchpad})}
         self._idle: list[BoundCall] = []
 
@@ -167,7 +167,7 @@ class BoundCall:
 
     def __init__(self, of: Primitive, arguments: Mapping[int, Desc]) -> None:
         self.of = of
-        lib = self._lib = loaded()
+        lib = self._lib = library_or_raise()
         self.primitive = of.handle
         self._execute, self._stream = lib.execute, lib.stream
         self.memories = [
@@ -199,16 +199,18 @@ class BoundCall:
 class Reorder(Primitive):
     """A copy from one layout to another."""
 
-    def __init__(self, room: Room, source: Desc, target: Desc, scale: tuple[int, Desc] | None = None) -> None:
+    def __init__(
+        self, workspace: WorkspaceLayout, source: Desc, target: Desc, scale: tuple[int, Desc] | None = None
+    ) -> None:
         """Make a copy.
 
         Args:
-            room: the workspace layout, which gets its scratch memory.
+            workspace: the workspace layout, to which the scratch memory of the copy is added.
             source: the layout of the source.
             target: the layout of the target.
             scale: a mask of axes and the descriptor of scales along them, whose address comes last.
         """
-        lib = loaded()
+        lib = library_or_raise()
         desc = lib.create(
             "reorder_primitive_desc_create", source.handle, lib.engine, target.handle, lib.engine,
             attributes() if scale is None else attributes(scales=((int(Arg.SRC), scale[0]),)),
@@ -216,4 +218,4 @@ class Reorder(Primitive):
         arguments: dict[int, Desc | Query] = {Arg.SRC: source, Arg.DST: target}
         if scale is not None:
             arguments[Arg.ATTR_SCALES | Arg.SRC] = scale[1]
-        super().__init__(room, desc, arguments)
+        super().__init__(workspace, desc, arguments)

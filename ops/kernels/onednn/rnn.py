@@ -1,4 +1,4 @@
-"""Recurrent layers over whole sequences by oneDNN: in prediction, from packed parameters.
+"""oneDNN kernels that run recurrent layers over whole sequences in prediction, from packed parameters.
 
 Packed parameters hold, for each layer, the input weights, the recurrent weights and the biases of all directions and,
 for int8 layers, the scales of the gates. Each layer is one primitive.
@@ -22,15 +22,15 @@ from flowmx.ops.kernels.onednn.layouts import (
     Geometry,
     any_layout,
     geometry,
-    halves,
-    loaded,
+    library_or_raise,
+    native_16bit_dtypes,
     plain,
     pointer,
 )
 from flowmx.ops.kernels.onednn.library import Alg, Arg, DType, Handle, OneDNNError, Prop, Query, Unsupported, library
-from flowmx.ops.kernels.onednn.primitives import Call, Primitive, Room, attributes
+from flowmx.ops.kernels.onednn.primitives import Call, Primitive, WorkspaceLayout, attributes
 from flowmx.ops.kernels.onednn.work import Work, plan
-from flowmx.ops.kernels.recording import refuse, use_memory
+from flowmx.ops.kernels.recording import mark_incomplete, use_memory
 from flowmx.ops.math.conversion import cast
 from flowmx.ops.math.reduce import widen
 from flowmx.ops.quantization.quantized_rnn import PackedQuantizedRNN, PackQuantizedRNN, QuantizedRNN, steps_of
@@ -45,17 +45,19 @@ from flowmx.ops.registry.operators import Run, Shape
 _CELLS = {"rnn_relu": Alg.ELTWISE_RELU, "rnn_tanh": Alg.ELTWISE_TANH}
 """The activations of plain cells. GRUs are excluded: oneDNN 3.2 divides by zero when it creates large ones."""
 _LEFT_TO_RIGHT, _BOTH_SIDE_BY_SIDE = 1, 3
-_OF_GATES = (1 << 3) | (1 << 4)
+_GATE_SCALE_MASK = (1 << 3) | (1 << 4)
 """The axes of weights (layers, directions, inputs, gates, units) along which scales differ."""
 
 
-Numbers = tuple[float, float, bytes]
-"""The quantization of an int8 layer: scale and shift of data and states (byte = real · scale + shift), and the steps of
-the weights per unit of each gate, float32 (gates·units,) as bytes."""
+Quantization = tuple[float, float, bytes]
+"""The quantization of an int8 layer: (scale, shift, weight scales).
+
+Data and states are quantized as q = x · scale + shift. The weight scales are the bytes of a float32 array
+(gates·units,)."""
 
 
-class Form(NamedTuple):
-    """The key of the primitives of recurrent layers.
+class PrimitiveKey(NamedTuple):
+    """The properties that determine the oneDNN primitives of recurrent layers.
 
     Attributes:
         mode: the operator's mode.
@@ -77,41 +79,43 @@ class Form(NamedTuple):
 class Layer:
     """The primitive of one layer and the descriptors of its arrays."""
 
-    def __init__(self, room: Room, form: Form, layer: int, numbers: Numbers | None = None) -> None:
+    def __init__(
+        self, workspace: WorkspaceLayout, key: PrimitiveKey, layer: int, numbers: Quantization | None = None
+    ) -> None:
         """Make a layer.
 
         Args:
-            room: the workspace layout, which gets its scratch memory.
-            form: the key of all layers.
+            workspace: the workspace layout, to which the scratch memory of the layer is added.
+            key: the key of all layers.
             layer: the index of the layer.
             numbers: the quantization of int8 layers; any value if only the layout of weights is needed.
         """
-        lib, layout = loaded(), form.layout
-        time, batch, _ = form.data
-        directions, units, gates, inputs = layout.directions, layout.units, layout.cell.gates, form.inputs(layer)
-        of_bytes = form.dtype == DType.U8
-        of_weights, of_states = (DType.S8, DType.F32) if of_bytes else (form.dtype, form.dtype)
+        lib, layout = library_or_raise(), key.layout
+        time, batch, _ = key.data
+        directions, units, gates, inputs = layout.directions, layout.units, layout.cell.gates, key.inputs(layer)
+        is_int8 = key.dtype == DType.U8
+        weight_dtype, state_dtype = (DType.S8, DType.F32) if is_int8 else (key.dtype, key.dtype)
         is_last = layer == layout.layers - 1
-        self.output = plain((time, batch, layout.width), DType.F32 if of_bytes and is_last else form.dtype)
-        self.state = plain((1, directions, batch, units), of_states)
+        self.output = plain((time, batch, layout.width), DType.F32 if is_int8 and is_last else key.dtype)
+        self.state = plain((1, directions, batch, units), state_dtype)
         self.cell = plain((1, directions, batch, units))
         self.bias = plain((1, directions, gates, units))
-        data = plain((time, batch, inputs), form.dtype)
-        weights = [any_layout((1, directions, width, gates, units), of_weights) for width in (inputs, units)]
+        data = plain((time, batch, inputs), key.dtype)
+        weights = [any_layout((1, directions, width, gates, units), weight_dtype) for width in (inputs, units)]
         self.attributes = attributes()
-        if of_bytes:
+        if is_int8:
             scale, shift, steps = numbers or (1.0, 0.0, np.ones(gates * units, np.float32).tobytes())
             self.attributes = lib.own(self, "primitive_attr", _attributes(scale, shift, steps))
         side = _BOTH_SIDE_BY_SIDE if directions == 2 else _LEFT_TO_RIGHT
-        states = [self.state, self.cell] if form.mode == "lstm" else [self.state]
+        states = [self.state, self.cell] if key.mode == "lstm" else [self.state]
         start: list[Any] = [lib.engine, int(Prop.FORWARD_INFERENCE)]
         handles = [each.handle for each in weights]
-        ends = [self.bias.handle, self.output.handle, *[each.handle for each in states], 0]
+        results = [self.bias.handle, self.output.handle, *[each.handle for each in states], 0]
         input_handles = [data.handle, *[each.handle for each in states]]
-        if form.mode == "lstm":
-            name, middle = "lstm", [side, *input_handles, *handles, None, None, *ends]
+        if key.mode == "lstm":
+            name, middle = "lstm", [side, *input_handles, *handles, None, None, *results]
         else:
-            name, middle = "vanilla_rnn", [int(_CELLS[form.mode]), side, *input_handles, *handles, *ends]
+            name, middle = "vanilla_rnn", [int(_CELLS[key.mode]), side, *input_handles, *handles, *results]
             middle += [ctypes.c_float(0), ctypes.c_float(0)]
         desc = lib.create(f"{name}_forward_primitive_desc_create", *start, *middle, self.attributes)
         if not lib.implementation(desc).startswith("brgemm"):
@@ -121,9 +125,9 @@ class Layer:
             Arg.WEIGHTS_1: Desc(lib.described(desc, Query.WEIGHTS, 1)), Arg.BIAS: self.bias, Arg.DST: self.output,
             Arg.DST_1: self.state,
         }  # fmt: skip
-        if form.mode == "lstm":
+        if key.mode == "lstm":
             arguments |= {Arg.SRC_2: self.cell, Arg.DST_2: self.cell}
-        self.run = Primitive(room, desc, arguments)
+        self.run = Primitive(workspace, desc, arguments)
 
     def parts(self) -> list[Desc]:
         """Return the layouts of input weights, recurrent weights and biases."""
@@ -131,24 +135,24 @@ class Layer:
 
 
 def _attributes(scale: float, shift: float, steps: bytes) -> Handle:
-    lib = loaded()
+    lib = library_or_raise()
     handle = lib.create("primitive_attr_create")
     lib.call("primitive_attr_set_scratchpad_mode", handle, 1)
     lib.call("primitive_attr_set_rnn_data_qparams", handle, ctypes.c_float(scale), ctypes.c_float(shift))
     numbers = np.frombuffer(steps, np.float32)
     lib.call(
-        "primitive_attr_set_rnn_weights_qparams", handle, ctypes.c_int64(numbers.size), _OF_GATES,
+        "primitive_attr_set_rnn_weights_qparams", handle, ctypes.c_int64(numbers.size), _GATE_SCALE_MASK,
         ctypes.c_void_p(numbers.ctypes.data),
     )  # fmt: skip
     return handle
 
 
-class Places(NamedTuple):
+class PackedLayout(NamedTuple):
     """The offsets of the parts of packed parameters.
 
     Attributes:
         parts: for each layer, the offsets of input weights, recurrent weights, biases and scales.
-        size: the total bytes.
+        size: the total size in bytes.
     """
 
     parts: list[list[int]]
@@ -156,44 +160,44 @@ class Places(NamedTuple):
 
 
 @cache
-def _places(form: Form) -> Places | None:
+def _packed_layout(key: PrimitiveKey) -> PackedLayout | None:
     """Return the layout of packed parameters, chosen once per form, since copies are reused; None if unsupported."""
-    room, parts = Room(), []
-    scales = form.layout.cell.gates * form.layout.units * 4 if form.dtype == DType.U8 else 0
+    workspace, parts = WorkspaceLayout(), []
+    scales = key.layout.cell.gates * key.layout.units * 4 if key.dtype == DType.U8 else 0
     try:
-        for layer in range(form.layout.layers):
-            primitive = Layer(Room(), form, layer)
-            parts.append([room.take(each.nbytes) for each in primitive.parts()] + [room.take(scales)])
+        for layer in range(key.layout.layers):
+            primitive = Layer(WorkspaceLayout(), key, layer)
+            parts.append([workspace.take(each.nbytes) for each in primitive.parts()] + [workspace.take(scales)])
     except OneDNNError:
         return None
-    return Places(parts, room.nbytes)
+    return PackedLayout(parts, workspace.nbytes)
 
 
-def _form(op: RNN, data: Shape, dtype: DType) -> Form | None:
+def _primitive_key(op: RNN, data: Shape, dtype: DType) -> PrimitiveKey | None:
     """Return the form of layers; None if oneDNN does not support them."""
     lib = library()
     if lib is None or not all(data):
         return None
-    multiplies = lib.sums_bytes_exactly("") if dtype == DType.U8 else lib.multiplies(dtype)
+    multiplies = lib.sums_int8_exactly("") if dtype == DType.U8 else lib.multiplies(dtype)
     is_type_supported = dtype == DType.F32 or multiplies
     is_cell_supported = op.simple_lstm or (op.mode in _CELLS and not op.use_sequence_length)
-    return Form(op.mode, op.layout, data, dtype) if is_type_supported and is_cell_supported else None
+    return PrimitiveKey(op.mode, op.layout, data, dtype) if is_type_supported and is_cell_supported else None
 
 
 class Layers(Work):
     """All layers, in order."""
 
-    def __init__(self, form: Form, scale: float = 1.0, shift: float = 0.0, steps: Sequence[bytes] = ()) -> None:
-        """Make the layers; scale, shift and the steps of each layer's weights are as in :data:`Numbers`."""
+    def __init__(self, key: PrimitiveKey, scale: float = 1.0, shift: float = 0.0, steps: Sequence[bytes] = ()) -> None:
+        """Make the layers; scale, shift and the steps of each layer's weights are as in :data:`Quantization`."""
         super().__init__()
-        self._form = form
-        places = _places(form)
+        self._primitive_key = key
+        places = _packed_layout(key)
         if places is None:
             raise Unsupported("oneDNN has no such recurrent layers")
-        self._places = places.parts
-        numbers: list[Numbers | None] = [(scale, shift, each) for each in steps] or [None] * form.layout.layers
-        self._layers = [Layer(self.room, form, at, each) for at, each in enumerate(numbers)]
-        self._between = [self.room.take(each.output.nbytes) for each in self._layers[:-1]]
+        self._packed_layout = places.parts
+        numbers: list[Quantization | None] = [(scale, shift, each) for each in steps] or [None] * key.layout.layers
+        self._layers = [Layer(self.workspace, key, at, each) for at, each in enumerate(numbers)]
+        self._between = [self.workspace.take(each.output.nbytes) for each in self._layers[:-1]]
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         """Return the calls for data, packed parameters, states, cells, output, last states and last cells."""
@@ -201,7 +205,7 @@ class Layers(Work):
         data, packed, *states = addresses[: 2 + half]
         output, *last = addresses[2 + half :]
         calls = []
-        for at, (layer, places) in enumerate(zip(self._layers, self._places, strict=True)):
+        for at, (layer, places) in enumerate(zip(self._layers, self._packed_layout, strict=True)):
             is_last = at == len(self._layers) - 1
             target = output if is_last else base + self._between[at]
             steps = [at * layer.state.nbytes, at * layer.cell.nbytes]
@@ -219,7 +223,7 @@ class _Weights(Work):
 
     def __init__(self, layer: Layer, argument: Arg, gates: int, weights: Geometry) -> None:
         super().__init__()
-        lib, (directions, inputs, rows) = loaded(), weights.shape
+        lib, (directions, inputs, rows) = library_or_raise(), weights.shape
         source, target = (
             plain((1, directions, inputs, gates, rows // gates), weights.dtype),
             layer.run.descriptor(argument),
@@ -227,44 +231,44 @@ class _Weights(Work):
         desc = lib.create(
             "reorder_primitive_desc_create", source.handle, lib.engine, target.handle, lib.engine, layer.attributes
         )
-        self._copy = Primitive(self.room, desc, {Arg.SRC: source, Arg.DST: target})
+        self._copy = Primitive(self.workspace, desc, {Arg.SRC: source, Arg.DST: target})
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         return [self._copy.at(base, *addresses)]
 
 
 def packed_size(op: RNN, data: Shape, dtype: NumPyType) -> int | None:
-    """Return the bytes of packed parameters for data of a shape and dtype; None if the forward must run."""
-    form = _form(op, data, TYPES[dtype])
-    if form is not None and _is_by_panels(form):
-        return form.dtype.nbytes * panel_lstm.packed_length(form.layout, data[2])
-    places = None if form is None else _places(form)
+    """Return the size of packed parameters in bytes, for data of a shape and dtype; None if the fallback must run."""
+    key = _primitive_key(op, data, TYPES[dtype])
+    if key is not None and _uses_panel_kernel(key):
+        return key.dtype.nbytes * panel_lstm.packed_length(key.layout, data[2])
+    places = None if key is None else _packed_layout(key)
     return None if places is None else places.size
 
 
-def _is_by_panels(form: Form) -> bool:
+def _uses_panel_kernel(key: PrimitiveKey) -> bool:
     """Return whether compiled loops compute the layers."""
-    return form.mode == "lstm" and panel_lstm.supports(form.layout, form.dtype)
+    return key.mode == "lstm" and panel_lstm.supports(key.layout, key.dtype)
 
 
-def _work(form: Form) -> Work | None:
+def _work(key: PrimitiveKey) -> Work | None:
     """Return the computation of layers; None if oneDNN does not support them."""
-    if _is_by_panels(form):
-        return plan(panel_lstm.Layers, form.layout, form.data)
-    return plan(Layers, form)
+    if _uses_panel_kernel(key):
+        return plan(panel_lstm.Layers, key.layout, key.data)
+    return plan(Layers, key)
 
 
-def pack(op: RNN, form: Form, vector: Array, packed: Array) -> None:
+def pack(op: RNN, key: PrimitiveKey, vector: Array, packed: Array) -> None:
     """Pack a vector of parameters for layers of a form."""
-    if _is_by_panels(form):
-        panel_lstm.pack(form.layout, vector, form.data[2], packed.view(np.float32))
+    if _uses_panel_kernel(key):
+        panel_lstm.pack(key.layout, vector, key.data[2], packed.view(np.float32))
         return
-    places = _places(form)
+    places = _packed_layout(key)
     assert places is not None
-    for layer, (sides, where) in enumerate(zip(op.layout.unpack(vector, form.data[2]), places.parts, strict=True)):
+    for layer, (sides, where) in enumerate(zip(op.layout.unpack(vector, key.data[2]), places.parts, strict=True)):
         weights = [np.array([getattr(side, name).T for side in sides], order="C") for name in ("input", "recurrent")]
-        steps = steps_of(np, sides) if form.dtype == DType.U8 else np.zeros(0, np.float32)
-        primitive = Layer(Room(), form, layer, (1.0, 0.0, steps.tobytes()) if steps.size else None)
+        steps = steps_of(np, sides) if key.dtype == DType.U8 else np.zeros(0, np.float32)
+        primitive = Layer(WorkspaceLayout(), key, layer, (1.0, 0.0, steps.tobytes()) if steps.size else None)
         biases = np.stack([widen(side.input_bias) + widen(side.recurrent_bias) for side in sides])
         for argument, array, at in zip((Arg.WEIGHTS, Arg.WEIGHTS_1), weights, where, strict=False):
             work = _Weights(primitive, argument, op.layout.cell.gates, geometry(array))
@@ -283,12 +287,12 @@ class _RNNKernel(Kernel):
 
     def takes(self, op: RNN, dtype: NumPyType) -> bool:
         """Return whether the kernel computes on elements of this type without conversion."""
-        return dtype in halves()
+        return dtype in native_16bit_dtypes()
 
     def compute(self, op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         data, packed, *states = map(np.ascontiguousarray, inputs)
-        form = _form(op, data.shape, TYPES[data.dtype])
-        work = None if form is None or packed_size(op, data.shape, data.dtype) != packed.size else _work(form)
+        key = _primitive_key(op, data.shape, TYPES[data.dtype])
+        work = None if key is None or packed_size(op, data.shape, data.dtype) != packed.size else _work(key)
         if work is None:
             raise OneDNNError(f"oneDNN: {op.name} cannot read the parameters that were packed for it")
         compute(run, work, data, packed, states, [data.dtype, FLOAT32], outputs)
@@ -318,24 +322,24 @@ def compute(
     work(*map(pointer, (data, packed, *inputs, *results)))
     for each, out in zip(results, outputs, strict=False):
         if each is not out:
-            refuse()
+            mark_incomplete()
             cast(run, each, out)
 
 
 class _Int8RNNKernel(_RNNKernel):
     """The forward of int8 layers, with primitives for the scales of data and weights."""
 
-    only_native = False  # the scales are data
+    only_native = False  # a recording cannot replay it: the primitives depend on the scales in the data
 
     def compute(self, op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         data, packed, *states = map(np.ascontiguousarray, inputs[:4])
-        form = _form(op, data.shape, DType.U8)
-        places = None if form is None else _places(form)
-        if form is None or places is None or places.size != packed.size:
+        key = _primitive_key(op, data.shape, DType.U8)
+        places = None if key is None else _packed_layout(key)
+        if key is None or places is None or places.size != packed.size:
             raise OneDNNError(f"oneDNN: {op.name} cannot read the parameters that were packed for it")
-        width = 4 * form.layout.cell.gates * form.layout.units
+        width = 4 * key.layout.cell.gates * key.layout.units
         steps = [packed[at : at + width].tobytes() for *_, at in places.parts]
-        work = plan(Layers, form, *map(float, map(number, inputs[4:])), tuple(steps))
+        work = plan(Layers, key, *map(float, map(number, inputs[4:])), tuple(steps))
         if work is None:
             raise OneDNNError(f"oneDNN: {op.name} has no primitive for the scales of its data")
         compute(run, work, data, packed, states, [FLOAT32, FLOAT32], outputs)
@@ -344,27 +348,27 @@ class _Int8RNNKernel(_RNNKernel):
 _int8_kernel = _Int8RNNKernel()
 
 
-def _round_and_compute(op: QuantizedRNN, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    """Compute int8 layers with unpacked parameters."""
+def _pack_and_compute(op: QuantizedRNN, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    """Pack the parameters of int8 layers, then compute the layers."""
     data, vector, *rest = inputs
-    form = _form(op, data.shape, DType.U8)
+    key = _primitive_key(op, data.shape, DType.U8)
     size = packed_size(op, data.shape, data.dtype)
-    if form is None or size is None:
+    if key is None or size is None:
         op.forward(run, inputs, outputs)
         return
     packed = np.empty(size, UINT8)
-    pack(op, form, np.ascontiguousarray(vector), packed)
+    pack(op, key, np.ascontiguousarray(vector), packed)
     _int8_kernel.compute(op, run, [data, packed, *rest], outputs)
 
 
 def _pack(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    form = _form(op, op.data_shape, DType.U8 if isinstance(op, PackQuantizedRNN) else TYPES[inputs[0].dtype])
-    assert form is not None
-    pack(op, form, op.vector(run, inputs), outputs[0])
+    key = _primitive_key(op, op.data_shape, DType.U8 if isinstance(op, PackQuantizedRNN) else TYPES[inputs[0].dtype])
+    assert key is not None
+    pack(op, key, op.vector(run, inputs), outputs[0])
 
 
 kernel("cpu", PackRNN.name)(_pack)
 register_kernel("cpu", PackedRNN.name, _RNNKernel())
 kernel("cpu", PackQuantizedRNN.name)(_pack)
 register_kernel("cpu", PackedQuantizedRNN.name, _int8_kernel)
-kernel("cpu", QuantizedRNN.name)(_round_and_compute)
+kernel("cpu", QuantizedRNN.name)(_pack_and_compute)

@@ -18,16 +18,16 @@ from flowmx.ops.kernels.onednn.epilogue import Epilogue
 from flowmx.ops.kernels.onednn.layouts import Array, Geometry, plain, strided
 from flowmx.ops.kernels.onednn.primitives import Call, Reorder
 from flowmx.ops.kernels.onednn.work import Operand, Work
-from flowmx.ops.kernels.recording import Recording, refuse
+from flowmx.ops.kernels.recording import Recording, mark_incomplete
 from flowmx.ops.registry.operators import Shape
 
 
 class VectorProduct:
     """A substitute for a primitive: out = then(scale · (weight · data) + bias + out)."""
 
-    def __init__(self, weight: Shape, ends: Epilogue) -> None:
+    def __init__(self, weight: Shape, epilogue: Epilogue) -> None:
         self.weight = weight
-        self.ends = ends
+        self.epilogue = epilogue
 
     def at(self, base: int, *addresses: int) -> tuple[VectorProduct, tuple[int, ...]]:
         """Return a call on data, weight, output, and optionally scale and bias."""
@@ -51,18 +51,18 @@ MAX_ROWS = 8
 class ConnectVectors(Work):
     """Fused FullyConnected of few rows, one at a time."""
 
-    def __init__(self, data: Geometry, weight: Shape, out: Shape, ends: Epilogue, addend: Geometry | None) -> None:
+    def __init__(self, data: Geometry, weight: Shape, out: Shape, epilogue: Epilogue, addend: Geometry | None) -> None:
         super().__init__()
         self._rows, (self._units, self._width) = prod(out) // weight[0], weight
-        self._product = VectorProduct(weight, ends)
-        self._source = Operand(self.room, strided(*data), plain(data[0]))
-        self._addend = None if addend is None else Reorder(self.room, strided(*addend), plain(out))
+        self._product = VectorProduct(weight, epilogue)
+        self._source = Operand(self.workspace, strided(*data), plain(data[0]))
+        self._addend = None if addend is None else Reorder(self.workspace, strided(*addend), plain(out))
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
-        ends = self._product.ends
+        epilogue = self._product.epilogue
         data, weight, *extra, out = addresses
-        bias = [extra.pop(0)] if ends.has_bias else []
-        scale = [extra.pop(0)] if ends.has_scale else []
+        bias = [extra.pop(0)] if epilogue.has_bias else []
+        scale = [extra.pop(0)] if epilogue.has_scale else []
         calls: list[Call] = [*self._source.before(base, data)]
         if self._addend is not None and extra[0] != out:
             calls.append(self._addend.at(base, extra[0], out))
@@ -92,24 +92,24 @@ class BoundVectorProduct:
         data, weight, out, *vectors = addresses
         self._data, self._weight, self._out = _at(data, (width,)), _at(weight, (units, width)), _at(out, (units,))
         arrays = [_at(each, (units,)) for each in vectors]
-        ends = self.of.ends
-        self._scale = arrays.pop(0) if ends.has_scale else None
-        self._shifts = [*arrays, *([self._out] if ends.has_addend else [])]
+        epilogue = self.of.epilogue
+        self._scale = arrays.pop(0) if epilogue.has_scale else None
+        self._shifts = [*arrays, *([self._out] if epilogue.has_addend else [])]
 
     def record(self, recording: Recording, threads: int) -> None:
         """Do nothing: the loop adds its call when it runs."""
 
     def __call__(self) -> None:
-        weight, data, out, then = self._weight, self._data, self._out, self.of.ends.activation
-        if multiply(weight, data, out, self._scale, self._shifts, then):
+        weight, data, out, activation = self._weight, self._data, self._out, self.of.epilogue.activation
+        if multiply(weight, data, out, self._scale, self._shifts, activation):
             return
-        refuse()
+        mark_incomplete()
         result = weight @ data
         if self._scale is not None:
             result *= self._scale
         for shift in self._shifts:
             result += shift
-        out[...] = np.maximum(result, 0) if then else result
+        out[...] = np.maximum(result, 0) if activation else result
 
 
 def _at(address: int, shape: Sequence[int]) -> Array:

@@ -25,14 +25,14 @@ from flowmx.ops.kernels.onednn.layouts import (
     channels_last,
     channels_last_strides,
     in_panels,
-    loaded,
+    library_or_raise,
     plain,
     strided,
 )
 from flowmx.ops.kernels.onednn.library import Arg, DType, Query, Unsupported
 from flowmx.ops.kernels.onednn.loops import ProgramLoop, activated, array_at
-from flowmx.ops.kernels.onednn.primitives import Call, Primitive, Reorder, Room, attributes
-from flowmx.ops.kernels.onednn.work import Operand, Work, moving, multiplying
+from flowmx.ops.kernels.onednn.primitives import Call, Primitive, Reorder, WorkspaceLayout, attributes
+from flowmx.ops.kernels.onednn.work import Operand, Work, move_time_ns, multiply_time_ns
 from flowmx.ops.nn.windows import Geometry as Windows
 
 _PART_BYTES = 6 << 20
@@ -44,13 +44,15 @@ _USUAL_TILES = 64
 class Products(Primitive):
     """One product of matrices for each position of a tile: (positions, tiles, channels) by the filters."""
 
-    def __init__(self, room: Room, positions: int, tiles: int, channels: int, filters: int, layout: Desc) -> None:
-        lib = loaded()
+    def __init__(
+        self, workspace: WorkspaceLayout, positions: int, tiles: int, channels: int, filters: int, layout: Desc
+    ) -> None:
+        lib = library_or_raise()
         left, out = plain((positions, tiles, channels)), plain((positions, tiles, filters))
         desc = lib.create(
             "matmul_primitive_desc_create", lib.engine, left.handle, layout.handle, None, out.handle, attributes()
         )
-        super().__init__(room, desc, {Arg.SRC: left, Arg.WEIGHTS: Query.WEIGHTS, Arg.DST: out})
+        super().__init__(workspace, desc, {Arg.SRC: left, Arg.WEIGHTS: Query.WEIGHTS, Arg.DST: out})
 
 
 @cache
@@ -58,7 +60,7 @@ def filters_layout(channels: int, filters: int, side: int) -> Desc:
     """Return the layout of transformed filters."""
     positions = (side + TAPS - 1) ** 2
     free = any_layout((positions, channels, filters))
-    return Products(Room(), positions, _USUAL_TILES, channels, filters, free).descriptor(Arg.WEIGHTS)
+    return Products(WorkspaceLayout(), positions, _USUAL_TILES, channels, filters, free).descriptor(Arg.WEIGHTS)
 
 
 def fits(windows: Windows, data: Shape, filters: int, dtype: DType) -> bool:
@@ -74,28 +76,36 @@ class Winograd(Work):
     """Output = activation(data * filters + bias + addend), for filters packed by :class:`TransformFilters`."""
 
     def __init__(
-        self, windows: Windows, data: Geometry, out: Geometry, ends: Epilogue, addend: Geometry | None, side: int
+        self, windows: Windows, data: Geometry, out: Geometry, epilogue: Epilogue, addend: Geometry | None, side: int
     ) -> None:  # fmt: skip
         super().__init__()
-        is_plain = ends.vector_type == DType.F32 and ends.activation in ACTIVATIONS and not ends.has_scale
+        is_plain = epilogue.vector_type == DType.F32 and epilogue.activation in ACTIVATIONS and not epilogue.has_scale
         if not is_plain or not fits(windows, data.shape, out.shape[1], data.dtype) or out.dtype != DType.F32:
             raise Unsupported("Winograd's algorithm does not compute this convolution")
-        self._windows, self._data, self._out, self._ends, self._side = windows, data.shape, out.shape, ends, side
+        self._windows, self._data, self._out, self._epilogue, self._side = (
+            windows,
+            data.shape,
+            out.shape,
+            epilogue,
+            side,
+        )
         (batch, channels, height, width), (_, filters, out_height, out_width) = data.shape, out.shape
         positions = (side + TAPS - 1) ** 2
         self._tile_rows, self._tiles = -(-out_height // side), -(-out_width // side)
         row_bytes = positions * self._tiles * (channels + filters) * DType.F32.nbytes
         self._rows = _divisor(batch * self._tile_rows, max(1, _PART_BYTES // row_bytes))
         count = self._rows * self._tiles
-        room = self.room
-        self._left = room.take(positions * count * channels * DType.F32.nbytes)
-        self._right = room.take(positions * count * filters * DType.F32.nbytes)
-        self._products = Products(room, positions, count, channels, filters, filters_layout(channels, filters, side))
-        self._source = Operand(room, strided(*data), channels_last(data.shape))
-        self._target = Operand(room, strided(*out), channels_last(out.shape), is_output=True)
-        self._addend = None if addend is None else Reorder(room, strided(*addend), channels_last(out.shape))
+        workspace = self.workspace
+        self._left = workspace.take(positions * count * channels * DType.F32.nbytes)
+        self._right = workspace.take(positions * count * filters * DType.F32.nbytes)
+        self._products = Products(
+            workspace, positions, count, channels, filters, filters_layout(channels, filters, side)
+        )
+        self._source = Operand(workspace, strided(*data), channels_last(data.shape))
+        self._target = Operand(workspace, strided(*out), channels_last(out.shape), is_output=True)
+        self._addend = None if addend is None else Reorder(workspace, strided(*addend), channels_last(out.shape))
         inner = winograd.inner_program(side)
-        outer = winograd.outer_program(side, ends.activation, ends.has_bias, ends.has_addend)
+        outer = winograd.outer_program(side, epilogue.activation, epilogue.has_bias, epilogue.has_addend)
         sizes = [(height, width, channels), (out_height, out_width, filters)]
         self._parts = []
         for first in range(0, batch * self._tile_rows, self._rows):
@@ -103,7 +113,7 @@ class Winograd(Work):
                 (first, self._tile_rows, self._tiles, *size, prod(size), size[1] * size[2], count * size[2])
                 for size in sizes
             ]
-            numpy, edge = _Fallback(self, first), float(ends.slope)
+            numpy, edge = _Fallback(self, first), float(epilogue.slope)
             before = ProgramLoop(inner, self._rows, (*words[0], *windows.pad), self.threads, numpy.transform_data)
             after = ProgramLoop(outer, self._rows, (*words[1], edge), self.threads, numpy.transform_products)
             self._parts.append((before, after))
@@ -112,11 +122,11 @@ class Winograd(Work):
     def nanoseconds(*key: Any) -> float:
         windows, data, out = key[:3]
         taps = prod(windows.kernel) * data.shape[1]
-        return multiplying(prod(out.shape) * taps // 2) + moving(data, out)
+        return multiply_time_ns(prod(out.shape) * taps // 2) + move_time_ns(data, out)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         data, filters, *extra, out = addresses
-        bias = [extra.pop(0)] if self._ends.has_bias else []
+        bias = [extra.pop(0)] if self._epilogue.has_bias else []
         source, target = self._source.at(base, data), self._target.at(base, out)
         calls = self._source.before(base, data)
         if self._addend is not None and extra[0] != target:
@@ -136,7 +146,7 @@ class Winograd(Work):
     @property
     def geometry(self) -> tuple[Windows, Shape, Shape, Epilogue, int]:
         """The windows, the shapes of data and output, the epilogue, and the side of output tiles."""
-        return self._windows, self._data, self._out, self._ends, self._side
+        return self._windows, self._data, self._out, self._epilogue, self._side
 
 
 class _Fallback:
@@ -161,7 +171,7 @@ class _Fallback:
         np.einsum("ia,rtcab,jb->ijrtc", inner, part, inner, out=factors, optimize=True)
 
     def transform_products(self, right: int, out: int, bias: int = 0) -> None:
-        _, _, shape, ends, side = self._geometry
+        _, _, shape, epilogue, side = self._geometry
         rows, tile_rows, tiles = self._tiles
         filters, reach = shape[1], side + TAPS - 1
         image, products = _image(out, shape), array_at(right, (reach, reach, rows, tiles, filters))
@@ -172,9 +182,9 @@ class _Fallback:
             sample, row = divmod(number, tile_rows)
             place = image[sample, row * side : (row + 1) * side]
             values = strip[: place.shape[0], : place.shape[1]]
-            values = values + array_at(bias, (filters,)) if ends.has_bias else values
-            values = values + place if ends.has_addend else values
-            place[...] = activated(values, ends)
+            values = values + array_at(bias, (filters,)) if epilogue.has_bias else values
+            values = values + place if epilogue.has_addend else values
+            place[...] = activated(values, epilogue)
 
 
 class TransformFilters(Work):
@@ -187,11 +197,11 @@ class TransformFilters(Work):
         super().__init__()
         filters, channels = weight.shape[:2]
         positions, layout = (side + TAPS - 1) ** 2, filters_layout(channels, filters, side)
-        self._weight = Operand(self.room, strided(*weight), plain(weight.shape))
+        self._weight = Operand(self.workspace, strided(*weight), plain(weight.shape))
         is_panels = layout == in_panels((positions, channels, filters))
         width = PANEL if is_panels else filters
-        self._copy = None if is_panels else Reorder(self.room, plain((positions, channels, filters)), layout)
-        self._between = 0 if is_panels else self.room.take(positions * channels * filters * DType.F32.nbytes)
+        self._copy = None if is_panels else Reorder(self.workspace, plain((positions, channels, filters)), layout)
+        self._between = 0 if is_panels else self.workspace.take(positions * channels * filters * DType.F32.nbytes)
         panels = -(-filters // width)
         words = (channels, filters, width, panels * channels * width)
         shape = (positions, panels, channels, width)

@@ -15,15 +15,15 @@ import numpy as np
 
 from flowmx import settings
 from flowmx.bounded_tables import make_room
-from flowmx.ops.kernels.onednn.layouts import Array, Desc, Geometry, loaded, pointer
+from flowmx.ops.kernels.onednn.layouts import Array, Desc, Geometry, library_or_raise, pointer
 from flowmx.ops.kernels.onednn.library import OneDNNError, library
-from flowmx.ops.kernels.onednn.primitives import LINE, Bound, Call, Primitive, Reorder, Room
+from flowmx.ops.kernels.onednn.primitives import LINE, Bound, Call, Primitive, Reorder, WorkspaceLayout
 from flowmx.ops.kernels.recording import current, use_memory
 
 _PLAN_KIB = 100
 """The approximate size of a computation's machine code and tables, in KiB."""
 _SHARE = 4
-"""The share of the memory for compiled graphs that computations outside of bound graphs may use: a quarter."""
+"""The share of the memory for compiled graphs that computations outside bound graphs may use: a quarter."""
 _MIN_PLANS = 256
 _WORTH_THREADS_NS = 50_000
 """The approximate time on one core from which several threads pay off: they synchronize at barriers, and must be woken
@@ -43,7 +43,7 @@ class _ThreadMemory(threading.local):
 _thread = _ThreadMemory()
 
 
-def workspace(nbytes: int) -> Array:
+def workspace_memory(nbytes: int) -> Array:
     """Return uninitialized bytes for one computation: the thread's workspace, or new memory if it is too large.
 
     A recorded computation gets new memory, since it runs later on any thread.
@@ -67,13 +67,13 @@ class Work:
     """The primitives that compute one operator for one geometry of its arrays, run in order.
 
     Attributes:
-        room: the layout of their workspace.
+        workspace: the layout of their workspace.
         threads: the number of threads, set when the work was made.
     """
 
     def __init__(self) -> None:
-        self.room = Room()
-        self.threads = loaded().threads()
+        self.workspace = WorkspaceLayout()
+        self.threads = library_or_raise().threads()
 
     @staticmethod
     def nanoseconds(*key: object) -> float:
@@ -82,8 +82,8 @@ class Work:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of workspace, for any start address."""
-        return self.room.nbytes + LINE if self.room.nbytes else 0
+        """The workspace size in bytes, for any start address."""
+        return self.workspace.nbytes + LINE if self.workspace.nbytes else 0
 
     def calls(self, base: int, *addresses: int) -> Sequence[Call]:
         """Return the calls to run, for arrays at these addresses and a workspace at ``base``."""
@@ -91,7 +91,7 @@ class Work:
 
     def __call__(self, *addresses: int) -> None:
         """Run now, in the thread's workspace."""
-        memory = workspace(self.nbytes)
+        memory = workspace_memory(self.nbytes)
         run_all(self.calls(first_line(memory), *addresses), self.threads)
 
 
@@ -100,7 +100,7 @@ def run_all(calls: Iterable[Call], threads: int) -> None:
     if current() is not None:  # a recording needs calls that nobody else uses
         call_all([primitive.call(where) for primitive, where in calls], threads)
         return
-    lib = loaded()
+    lib = library_or_raise()
     before = lib.threads()
     if before != threads:
         lib.use_threads(threads)
@@ -115,7 +115,7 @@ def run_all(calls: Iterable[Call], threads: int) -> None:
 def call_all(calls: Sequence[Bound], threads: int) -> None:
     """Run bound calls in order, with the number of threads for which they were made."""
     recording = current()
-    lib = loaded()
+    lib = library_or_raise()
     before = lib.threads()
     if before != threads:
         lib.use_threads(threads)
@@ -151,7 +151,7 @@ class FixedWork:
 
     def __call__(self, *addresses: int) -> None:
         """Run now, in the thread's workspace."""
-        memory = workspace(self._nbytes) if self._nbytes else None
+        memory = workspace_memory(self._nbytes) if self._nbytes else None
         places = (0 if memory is None else first_line(memory), *addresses)
         run_all(
             [(runs, tuple([places[which] + offset for which, offset in where])) for runs, where in self._calls],
@@ -159,12 +159,12 @@ class FixedWork:
         )
 
 
-def moving(*arrays: Geometry) -> float:
+def move_time_ns(*arrays: Geometry) -> float:
     """Estimate the nanoseconds to move the elements of arrays."""
     return _NS_PER_ELEMENT * sum(math.prod(each.shape) for each in arrays)
 
 
-def multiplying(count: int) -> float:
+def multiply_time_ns(count: int) -> float:
     """Estimate the nanoseconds of this many multiplications and additions."""
     return count / _PRODUCTS_PER_NS
 
@@ -173,12 +173,13 @@ class Operand:
     """An argument whose layout may differ from the primitive's: then a copy replaces it."""
 
     def __init__(
-        self, room: Room, actual: Desc, required: Desc, is_output: bool = False, scale: tuple[int, Desc] | None = None
+        self, workspace: WorkspaceLayout, actual: Desc, required: Desc, is_output: bool = False,
+        scale: tuple[int, Desc] | None = None,
     ) -> None:  # fmt: skip
         """Make a copy if the layouts differ.
 
         Args:
-            room: the workspace layout, for the copy.
+            workspace: the workspace layout, for the copy.
             actual: the layout of the argument.
             required: the primitive's layout.
             is_output: True if the primitive writes it.
@@ -186,8 +187,10 @@ class Operand:
         """
         self._copy: Reorder | None = None
         if actual != required or scale is not None:
-            self._copy = Reorder(room, required, actual) if is_output else Reorder(room, actual, required, scale)
-            self._offset = room.take(required.nbytes)
+            self._copy = (
+                Reorder(workspace, required, actual) if is_output else Reorder(workspace, actual, required, scale)
+            )
+            self._offset = workspace.take(required.nbytes)
 
     def at(self, base: int, address: int) -> int:
         """Return the address for the primitive."""

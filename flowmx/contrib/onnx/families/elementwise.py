@@ -63,7 +63,7 @@ def _cube_root(n: NodeExport) -> str:
 
 @exports("round", "_contrib_round_ste", "trunc", "fix")
 def _towards_zero(n: NodeExport) -> str:
-    """Round halves away from 0, or round towards 0."""
+    """Round ties away from 0, or round towards 0."""
     size = n.add("Abs", n.inputs[0])
     if "round" in n.op.name:
         size = n.add("Add", size, n.number(0.5))
@@ -76,7 +76,7 @@ def _round(n: NodeImport) -> Symbol:
 
 
 def to_even(n: NodeImport, symbol: Symbol) -> Symbol:
-    """Round halves to even: round halves up, then subtract 1 if that gave an odd number."""
+    """Round ties to even: round ties up, then subtract 1 if that gave an odd number."""
     raised = n.make("_plus_scalar", symbol, scalar=0.5)
     up = n.make("floor", raised)
     odd = n.make("elemwise_mul", n.make("_equal", raised, up), n.make("_mod_scalar", up, scalar=2))

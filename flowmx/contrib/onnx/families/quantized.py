@@ -211,8 +211,8 @@ def _export_part(n: NodeExport) -> str | list[str]:
     if "sum" in positions:
         addend = n.range(positions["sum_min"])
         result = n.add("Add", result, _dequantize_input(n, positions["sum"], addend))
-    if part.then is not None:
-        result = _FloatNode(n, part.then, result).convert()
+    if part.activation is not None:
+        result = _FloatNode(n, part.activation, result).convert()
     if ends is None:
         return result
     if "sum" in positions and sums_in_int8(n.dtype(positions["sum"]), n.out_dtype()):

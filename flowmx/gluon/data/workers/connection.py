@@ -136,7 +136,7 @@ class WorkerThread(threading.Thread):
                 self.close()
         free, drop = self.worker.blocks.take_returns()
         self._jobs.append(job)
-        task = messages.Task(job.ticket, job.samples, job.seed, job.number, free, drop)
+        task = messages.Task(job.task_id, job.samples, job.seed, job.number, free, drop)
         try:
             with self._send_lock:
                 messages.send_task(self.worker.connection, task)
@@ -153,7 +153,7 @@ class WorkerThread(threading.Thread):
             return
         try:
             with self._send_lock:
-                messages.send_task(worker.connection, messages.Task(job.ticket, None))
+                messages.send_task(worker.connection, messages.Task(job.task_id, None))
         except OSError:
             pass  # the worker has ended, or is ending
 

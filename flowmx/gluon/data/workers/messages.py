@@ -24,15 +24,15 @@ class Task(NamedTuple):
     """A message to a worker: a batch to make, or a task to abandon.
 
     Attributes:
-        ticket: the task's number, repeated in its result.
-        samples: the indices of the samples; None abandons the task with this ticket.
+        task_id: identifies the task; its result has the same id.
+        samples: the indices of the samples; None abandons the task with this id.
         seed: the seed of its random numbers.
-        number: the number of the batch, for messages.
+        number: the index of the batch, for messages.
         free: blocks to reuse.
         drop: blocks to drop.
     """
 
-    ticket: int
+    task_id: int
     samples: list[Any] | None
     seed: int = 0
     number: int = 0
@@ -41,19 +41,19 @@ class Task(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A worker's answer: the memory block that holds a result.
+    """A worker's reply: the memory block that holds a result.
 
     Attributes:
         kind: the kind of the block's content.
-        ticket: the task's number.
-        block: the block's number.
-        capacity: its size.
-        size: its used bytes.
+        task_id: the task's id.
+        block: the block's id.
+        capacity: the block's size in bytes.
+        size: the size of its content in bytes.
         descriptor: the descriptor of a new block; else -1.
     """
 
     kind: int
-    ticket: int
+    task_id: int
     block: int
     capacity: int
     size: int
@@ -124,5 +124,5 @@ def receive_result(connection: socket.socket) -> Result:
         for descriptor in descriptors:
             os.close(descriptor)
         raise
-    kind, ticket, block, capacity, size = _RESULT.unpack(raw)
-    return Result(kind, ticket, block, capacity, size, descriptors[0] if descriptors else -1)
+    kind, task_id, block, capacity, size = _RESULT.unpack(raw)
+    return Result(kind, task_id, block, capacity, size, descriptors[0] if descriptors else -1)

@@ -17,7 +17,7 @@ from flowmx.gluon.data.workers.connection import WorkerThread
 from flowmx.gluon.data.workers.failures import DataLoaderWorkerError
 from flowmx.gluon.data.workers.startup_package import Package
 
-_tickets = itertools.count(1)
+_task_ids = itertools.count(1)
 
 
 class Job:
@@ -34,13 +34,13 @@ class Job:
         is_needed: False once the job has been abandoned.
     """
 
-    __slots__ = ("future", "is_needed", "number", "samples", "seed", "started", "ticket")
+    __slots__ = ("future", "is_needed", "number", "samples", "seed", "started", "task_id")
 
     def __init__(self, samples: list[Any], number: int, seed: int) -> None:
         self.samples = samples
         self.number = number
         self.seed = seed
-        self.ticket = next(_tickets)
+        self.task_id = next(_task_ids)
         self.started: Future[None] = Future()
         self.future: Future[Any] = Future()
         self.is_needed = True

@@ -54,9 +54,9 @@ def main(start: dict[str, Any]) -> None:
         content = startup_package.open_package(start["package"], start["size"], start["main"])
     except BaseException as error:
         error.add_note("while opening the data set")
-        worker.answer(messages.REFUSED, 0, failures.report(error))
+        worker.respond(messages.REFUSED, 0, failures.report(error))
         return
-    worker.answer(messages.READY, 0, None)
+    worker.respond(messages.READY, 0, None)
     worker.work(*content)
 
 
@@ -75,7 +75,7 @@ class _Worker:
             while True:
                 task = messages.receive_task(self._connection)
                 if task.samples is None:
-                    self._abandoned.add(task.ticket)
+                    self._abandoned.add(task.task_id)
                 else:
                     self._tasks.put(task)
         except (EOFError, OSError):
@@ -87,7 +87,7 @@ class _Worker:
             task = self._tasks.get()
             self._blocks.give_back(task.free, task.drop)
             self._do(task, dataset, batchify_fn)
-            self._abandoned.discard(task.ticket)
+            self._abandoned.discard(task.task_id)
             sys.stdout.flush()
             sys.stderr.flush()
 
@@ -96,13 +96,13 @@ class _Worker:
         try:
             with seeds.seed_process(task.seed):
                 batch = batch_maker.make(
-                    dataset, batchify_fn, task.samples, task.number, lambda: task.ticket not in self._abandoned
+                    dataset, batchify_fn, task.samples, task.number, lambda: task.task_id not in self._abandoned
                 )
-            self.answer(messages.BATCH, task.ticket, batch)
+            self.respond(messages.BATCH, task.task_id, batch)
         except BaseException as error:  # any error of the user's data set is the result
-            self.answer(messages.ERROR, task.ticket, failures.report(error))
+            self.respond(messages.ERROR, task.task_id, failures.report(error))
 
-    def answer(self, kind: int, ticket: int, value: object) -> None:
+    def respond(self, kind: int, task_id: int, value: object) -> None:
         """Send a value to the loader."""
         parts = shared_memory.split(value)
         block = self._blocks.take(parts.size)
@@ -110,7 +110,7 @@ class _Worker:
         try:
             messages.send_result(
                 self._connection,
-                messages.Result(kind, ticket, block.number, len(block.memory), parts.size, block.descriptor),
+                messages.Result(kind, task_id, block.number, len(block.memory), parts.size, block.descriptor),
             )
         except OSError:
             os._exit(0)

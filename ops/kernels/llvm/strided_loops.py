@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from flowmx.ops.formulas.expressions import Expr, placeholder, uniforms
 from flowmx.ops.kernels.llvm import team
-from flowmx.ops.kernels.llvm.assembly import Code, Real, Value
+from flowmx.ops.kernels.llvm.assembly import Code, FloatType, Value
 from flowmx.ops.kernels.llvm.background_compilation import Program
-from flowmx.ops.kernels.llvm.elementwise import TASK, WORTH_A_THREAD_NS, pace
+from flowmx.ops.kernels.llvm.elementwise import MIN_TASK_SIZE, WORTH_A_THREAD_NS, ns_per_element
 from flowmx.ops.kernels.llvm.lowering import invariants, lower_side_by_side
 from flowmx.ops.registry.operators import Array, Shape
 
@@ -40,7 +40,7 @@ class Axes(NamedTuple):
     """For each array, its stride along each axis, in elements; the innermost is 1 or 0."""
 
     @property
-    def still(self) -> tuple[bool, ...]:
+    def is_constant(self) -> tuple[bool, ...]:
         """For each array, whether it is constant along the innermost axis."""
         return tuple([not strides[-1] for strides in self.strides])
 
@@ -84,36 +84,37 @@ def _broadcast_strides(array: Array, shape: Shape) -> list[int]:
     return [0] * missing + [stride if length == full_length else 0 for stride, length, full_length in axes]
 
 
-class Walk:
+class StridedLoop:
     """A compiled loop that computes formulas along a number of axes.
 
     Args:
         outputs: the formulas.
         real: the element type.
-        still: for each array, inputs first, whether it is constant along the innermost axis.
+        is_constant: for each array, inputs first, whether it is constant along the innermost axis.
         rank: the number of axes.
         streams: whether outputs bypass the caches; each of their rows then begins at a cache line.
         vectors: the number of vectors that are computed side by side.
     """
 
     def __init__(
-        self, outputs: Sequence[Expr], real: Real, still: Sequence[bool], rank: int, streams: bool, vectors: int
+        self, outputs: Sequence[Expr], real: FloatType, is_constant: Sequence[bool], rank: int, streams: bool,
+        vectors: int,
     ) -> None:  # fmt: skip
         self.outputs = outputs
         self.real = real
-        self.still = still
+        self.is_constant = is_constant
         self.rank = rank
         self.streams = streams
         self.vectors = vectors
         self.uniforms = uniforms(outputs)
         self.program = Program(self._write)
-        self._pace = pace(outputs, len(still) - sum(still), real)
-        words = 7 + max(0, rank - 2) + len(still) * (rank - 1)
-        self._pack = struct.Struct(f"{words}q{len(self.uniforms)}d{len(still)}q").pack
+        self._ns_per_element = ns_per_element(outputs, len(is_constant) - sum(is_constant), real)
+        words = 7 + max(0, rank - 2) + len(is_constant) * (rank - 1)
+        self._pack = struct.Struct(f"{words}q{len(self.uniforms)}d{len(is_constant)}q").pack
 
     def threads(self, axes: Axes) -> int:
         """Return the number of threads for a loop along these axes."""
-        return team.count() if math.prod(axes.lengths) * self._pace > WORTH_A_THREAD_NS else 1
+        return team.count() if math.prod(axes.lengths) * self._ns_per_element > WORTH_A_THREAD_NS else 1
 
     def words(self, axes: Axes, numbers: Sequence[float], threads: int) -> tuple[float, ...]:
         """Return the arguments of a call along these axes, without the arrays."""
@@ -137,7 +138,7 @@ class Walk:
         code = Code(self.real, features)
         length, units, share, pieces, piece = (code.word() for _ in range(5))
         lengths = [code.word() for _ in range(self.rank - 2)]
-        strides = [[code.word() for _ in range(self.rank - 1)] for _ in self.still]
+        strides = [[code.word() for _ in range(self.rank - 1)] for _ in self.is_constant]
         numbers = {uniform: code.number() for uniform in self.uniforms}
         arrays = [(code.array(), array_strides) for array_strides in strides]
         with code.tasks() as task:
@@ -174,11 +175,11 @@ class Walk:
         count = len(places) - len(self.outputs)
         fixed = dict(numbers)
         for position in range(count):
-            if self.still[position]:
+            if self.is_constant[position]:
                 fixed[placeholder(position)] = code.spread(code.load_one(places[position], code.index(0)))
         fixed = invariants(code, self.outputs, fixed)
 
-        varying = [position for position in range(count) if not self.still[position]]
+        varying = [position for position in range(count) if not self.is_constant[position]]
 
         def body(indices: Sequence[Value], mask: Value | None) -> None:
             loads = [
@@ -207,10 +208,10 @@ def _tasks(rows: int, length: int, threads: int) -> tuple[int, int, int]:
     if threads == 1:
         return length, 1, rows
     tasks = _TASKS_PER_THREAD * threads
-    pieces = max(1, min(length // TASK, -(-tasks // rows)))
+    pieces = max(1, min(length // MIN_TASK_SIZE, -(-tasks // rows)))
     piece = -(-length // pieces // 1024) * 1024 if pieces > 1 else length
     pieces = -(-length // piece)
-    return piece, pieces, max(1, rows * pieces // tasks, TASK // piece)
+    return piece, pieces, max(1, rows * pieces // tasks, MIN_TASK_SIZE // piece)
 
 
 def streams(axes: Axes, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
