@@ -116,7 +116,7 @@ def compare(profile: Profile) -> list[Compared]:
 
 def table(figures: Figures) -> str:
     """Return the seconds of a data pass and the share of linear scaling, as a table."""
-    names = {True: "with overlap", False: "without"}
+    names = {True: "with overlap", False: "without overlap"}
     head = ["machines", *(f"{name}, {names[overlap]}" for name in figures for overlap in names)]
     counts = next(iter(figures.values()))[True]
     rows = [
@@ -132,7 +132,7 @@ def _cell(prediction: Predicted | None) -> str:
 
 def compared_table(comparisons: Sequence[Compared]) -> str:
     """Return real jobs and their predictions as a table."""
-    head = ["computing", "overlap", "real step", "predicted", "error"]
+    head = ["computation", "overlap", "real step", "predicted step", "error"]
     rows = [
         [f"{each.computing:g} s", "yes" if each.overlap else "no", f"{each.real:.2f} s", f"{each.predicted:.2f} s",
          f"{100 * each.error:+.0f} %"]
@@ -145,14 +145,15 @@ def bars(figures: Figures, compared: Sequence[Compared]) -> str:
     """Return the lines of the report that compare figures with their bars."""
     worst = min(times[True][BAR_MACHINES].linear for times in figures.values())
     paper = figures[next(iter(SPEEDS))][True][BAR_MACHINES].linear
-    scaled = f"* At least {BAR_LINEAR} of linear on {BAR_MACHINES} machines with overlap, in the paper's setting"
-    lines = [
-        f"{scaled}: {paper:.2f}, {_verdict(paper >= BAR_LINEAR)} (the lowest at any of these speeds: {worst:.2f})."
-    ]
+    scaled = (
+        f"* At least {BAR_LINEAR} of linear scaling on {BAR_MACHINES} machines with overlap, at the speed of the "
+        "paper's GPUs"
+    )
+    lines = [f"{scaled}: {paper:.2f}, {_verdict(paper >= BAR_LINEAR)} (the lowest at all speeds: {worst:.2f})."]
     if compared:
         largest = max(abs(each.error) for each in compared)
         lines.append(
-            f"* The prediction within {100 * BAR_PREDICTION:.0f} % of real runs on {HOSTS} hosts: at most "
+            f"* Predictions within {100 * BAR_PREDICTION:.0f} % of real runs on {HOSTS} hosts: at most "
             f"{100 * largest:.0f} % off, {_verdict(largest <= BAR_PREDICTION)}."
         )
     return "\n".join(lines)
@@ -180,12 +181,17 @@ def write(profile: Profile, figures: Figures, compared: Sequence[Compared], fold
     before, rest = page.read_text().split(BEGIN)
     today = datetime.date.today().isoformat()
     parts = [
-        BEGIN, f"Made on {today} with `python -m benchmarks figure8`, from durations measured {profile.about}.",
-        "![Figure 8](figure8.svg)", "Seconds of a data pass, and the share of linear scaling:", table(figures),
+        BEGIN, f"Simulated on {today} with `python -m benchmarks figure8`, from durations measured {profile.about}.",
+        "![Figure 8](figure8.svg)",
+        "The next table has the time of a data pass, and in parentheses the fraction of linear scaling:",
+        table(figures),
     ]  # fmt: skip
     if compared:
         links = f"{LINK.rate / 1e6:g} Mbit/s, over which plain connections carry {compared[0].rate / 1e6:.0f} Mbit/s"
-        title = f"Real jobs on {HOSTS} hosts with links of {links} each way at once; the mean of {STEPS} steps:"
+        title = (
+            f"The next table compares predictions with real jobs on {HOSTS} hosts with links of {links} in each "
+            f"direction at once. The real step is the mean of {STEPS} steps:"
+        )
         parts += [title, compared_table(compared)]
     page.write_text(before + "\n\n".join([*parts, "Targets:", bars(figures, compared), END]) + rest.split(END)[1])
 

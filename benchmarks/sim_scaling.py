@@ -40,9 +40,9 @@ class Way(NamedTuple):
 
 
 WAYS = {
-    "buckets, overlap": Way(2048, True),
-    "overlap": Way(0, True),
-    "buckets": Way(2048, False),
+    "buckets and overlap": Way(2048, True),
+    "only overlap": Way(0, True),
+    "only buckets": Way(2048, False),
     "neither": Way(0, False),
 }
 Figures = Mapping[str, Mapping[int, Mapping[str, float]]]

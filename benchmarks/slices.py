@@ -31,7 +31,15 @@ def measure(rounds: int) -> Figures:
 def table(figures: Figures) -> str:
     """Return the figures as a table."""
     rows = [
-        ["", "bound, MiB", "whole, MiB", "in slices, MiB", "slices / bound", "time / whole batch", "MXNet, MiB"],
+        [
+            "network",
+            "bound, MiB",
+            "whole batch, MiB",
+            "in slices, MiB",
+            "slices / bound",
+            "time / whole batch",
+            "MXNet, MiB",
+        ],
         ["---", *["---:"] * 6],
     ]
     for name, each in figures.items():
@@ -52,11 +60,12 @@ def summary(figures: Figures) -> str:
     return "\n".join(
         [
             f"* memory: {statistics.mean(parts):.2f}x the bound on average, at most {max(parts):.3f}x",
-            f"* time: {statistics.mean(times):.2f}x that of the whole batch on average, at most {max(times):.2f}x",
-            f"* binding: {statistics.mean(binds):.2f}x that of the whole batch on average",
-            f"* outputs differ by at most {difference:.0e} of the largest"
+            f"* time of a prediction: {statistics.mean(times):.2f}x that of the whole batch on average, at most "
+            f"{max(times):.2f}x",
+            f"* time of binding: {statistics.mean(binds):.2f}x that of the whole batch on average",
+            f"* outputs differ by at most {difference:.0e} of the largest output"
             if difference
-            else "* outputs are the same to the last bit",
+            else "* outputs are bit-identical",
         ]
     )
 
