@@ -60,8 +60,7 @@ def summary(figures: Figures) -> str:
     return "\n".join(
         [
             f"* memory: {statistics.mean(parts):.2f}x the bound on average, at most {max(parts):.3f}x",
-            f"* time of a prediction: {statistics.mean(times):.2f}x that of the whole batch on average, at most "
-            f"{max(times):.2f}x",
+            f"* time: {statistics.mean(times):.2f}x that of the whole batch on average, at most {max(times):.2f}x",
             f"* time of binding: {statistics.mean(binds):.2f}x that of the whole batch on average",
             f"* outputs differ by at most {difference:.0e} of the largest output"
             if difference
