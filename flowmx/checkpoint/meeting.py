@@ -85,7 +85,7 @@ class Meeting:
             self._trainer._pull_trained()
         if job_epoch != next_epoch:
             log.warning(
-                "the other workers are at epoch %d, this one at %d: it continues at theirs", job_epoch, next_epoch
+                "the other workers are at epoch %d, this one at %d: it continues with theirs", job_epoch, next_epoch
             )
         return job_epoch
 

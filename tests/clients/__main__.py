@@ -1,7 +1,7 @@
 """Packages written for MXNet, run on flowmx and on the real MXNet 1.9.1: ``make clients``.
 
 Makes two environments with the packages, the real MXNet in one, flowmx and its ``mxnet`` in the other; runs every case
-of each client in both; compares the results, and prints a table (``--write`` puts it into ``docs/clients.md``).
+of each client in both; compares the results, and prints a table (``docs/clients.md`` has the results).
 """
 
 import argparse
@@ -60,9 +60,9 @@ COLUMNS = {
     "outputs": r"(?!hybridized)(?!.*(gradient|trained)).*",
     "gradients": r"(?!hybridized)(?!.*trained).*gradient.*",
     "hybridized: outputs": r"hybridized(?!.*(gradient|trained)).*",
-    "gradients ": r"hybridized(?!.*trained).*gradient.*",
-    "a step of training: outputs": r".*trained(?!.*gradient).*",
-    "gradients  ": r".*trained.*gradient.*",
+    "hybridized: gradients": r"hybridized(?!.*trained).*gradient.*",
+    "training step: outputs": r".*trained(?!.*gradient).*",
+    "training step: gradients": r".*trained.*gradient.*",
 }
 """A column of the table, and the names of its arrays."""
 
