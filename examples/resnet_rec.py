@@ -1,7 +1,7 @@
 """Train a ResNet on images from a RecordIO file, which threads read, decode and augment during training.
 
 Run ``python examples/resnet_rec.py --plot build/resnet_rec.png``. The images are scikit-learn's handwritten digits,
-drawn over parts of its two photographs in random colours, as JPEG files in a folder for each class; ``python -m
+drawn over parts of its two photographs in random colors, as JPEG files in a folder for each class; ``python -m
 flowmx im2rec`` packs them into .rec files. Test digits and their parts of the photographs are not in the training
 set. ``--dtype bfloat16`` computes in mixed precision.
 

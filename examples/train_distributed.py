@@ -7,7 +7,7 @@ Or launch it like any other program, on more machines, with other numbers and po
 
 Each worker trains on its part of every batch; the servers sum the gradients and update the parameters. At the end the
 worker of rank 0 trains again alone, on whole batches split over as many devices of its process, and compares: gradients
-are summed in the same order, so the parameters are bitwise equal.
+are summed in the same order, so the parameters are bit-identical.
 """
 
 from __future__ import annotations
