@@ -265,7 +265,7 @@ class Members:
         late = self.phase == "running"
         self.places[key] = PlaceState(member, now, (self.term, self.epoch + 1), late=late, beat=request.beat)
         self.barriers.forget(request.id)  # an earlier incarnation may wait there
-        self._changed(now)
+        self._on_change(now)
         return member
 
     def heartbeat(self, now: float, node: str, incarnation: int, beat: int, term: int, doing: str = "") -> None:
@@ -303,7 +303,7 @@ class Members:
         place = self._alive(node, incarnation)
         place.member = replace(place.member, state="left", epoch=self.epoch + 1)
         self.barriers.forget(node)
-        self._changed(now)
+        self._on_change(now)
 
     def fail(self, now: float, node: str, incarnation: int | None = None, why: str = "") -> None:
         """Record a failure reported by a node, or by its launcher, which overrides a leave message.
@@ -316,7 +316,7 @@ class Members:
         if place is None or place.member.state != "left" or incarnation is not None:
             place = self._alive(node, incarnation)
         self._mark_lost(place, why or "it failed", fatal)
-        self._changed(now)
+        self._on_change(now)
 
     def barrier(
         self, now: float, node: str, incarnation: int, term: int, name: str, after: int = 0, first: bool = False,
@@ -394,7 +394,7 @@ class Members:
         before = MAX_ROUNDS if number is None else number
         return [
             place.member.id
-            for place in self._living("worker")
+            for place in self._live_places("worker")
             if place.late and place.first_meetings.get(meeting, MAX_ROUNDS) >= before
         ]
 
@@ -412,7 +412,7 @@ class Members:
         waiting = self.barriers.waiting.get(name, set())
         return [
             replace(place.member, doing=place.doing)
-            for place in self._living("worker")
+            for place in self._live_places("worker")
             if place.member.id not in waiting
         ]
 
@@ -425,19 +425,19 @@ class Members:
         self.ticked = now
         if gap > self.job.timeout / 2:
             self._skip_time(gap)
-        silent = [place for place in self._living() if now - place.last_report > self.job.timeout]
+        silent = [place for place in self._live_places() if now - place.last_report > self.job.timeout]
         fatal = self.job.policy == "stop" and self.phase == "running"
         for place in silent:
             self._mark_lost(place, f"silent for {now - place.last_heartbeat:.1f} s", fatal)
         if silent:
-            self._changed(now)
+            self._on_change(now)
         if (
             self._empty_since is not None
             and self.phase == "running"
             and now - self._empty_since > self.job.no_workers_timeout
         ):
             self._end("failed", "every worker is gone, and no new one has joined")
-            self._changed(now)
+            self._on_change(now)
 
     def snapshot(self) -> dict[str, Any]:
         """Return a snapshot for a restarted scheduler, to be encoded with msgpack; see :meth:`restore`."""
@@ -484,9 +484,9 @@ class Members:
         lost = {(member.id, member.incarnation) for member in view.lost}
         self.lost = [*view.lost, *(m for m in self.lost if (m.id, m.incarnation) not in lost)][-MAX_LOST:]
         self.past.update((member.id, member) for member in view.lost if self._place(member.id) is None)
-        self.barriers.retain(place.member.id for place in self._living("worker"))
+        self.barriers.retain(place.member.id for place in self._live_places("worker"))
         self.epoch = max(self.epoch, view.epoch)
-        self._changed(now)
+        self._on_change(now)
 
     def _drop_if_changed(self, key: Key, view: View) -> None:
         """Drop the entry of a place from an older view, unless the newer view has the same."""
@@ -558,7 +558,7 @@ class Members:
         if self._empty_since is not None:
             self._empty_since += gap
 
-    def _changed(self, now: float) -> None:
+    def _on_change(self, now: float) -> None:
         self.epoch += 1
         self.version += 1
         self._view = None
@@ -567,15 +567,15 @@ class Members:
     def _apply_rules(self, now: float) -> None:
         """Apply the rules: form or finish the job, and end complete barriers."""
         before = self.phase
-        workers = [place.member.id for place in self._living("worker")]
-        confirmed_count = sum(place.confirmed for place in self._living())
+        workers = [place.member.id for place in self._live_places("worker")]
+        confirmed_count = sum(place.confirmed for place in self._live_places())
         if self.phase == "forming" and confirmed_count == self.job.workers + self.job.servers:
             self.phase = "running"
         if self.phase == "running":
             self._empty_since = None if workers else self._empty_since if self._empty_since is not None else now
             if not workers and any(place.member.state == "left" for place in self._places_of("worker")):
                 self._end("finished")
-            late = {place.member.id for place in self._living("worker") if place.late}
+            late = {place.member.id for place in self._live_places("worker") if place.late}
             completed = self.barriers.complete_rounds(workers, self._newcomers)
             self.version += bool(completed) or self.barriers.release(workers, late)
         if self.phase != before:
@@ -588,7 +588,7 @@ class Members:
     def _places_of(self, role: Role) -> list[PlaceState]:
         return [place for place in self.places.values() if place.member.role == role]
 
-    def _living(self, role: Role | None = None) -> Iterator[PlaceState]:
+    def _live_places(self, role: Role | None = None) -> Iterator[PlaceState]:
         return (
             place
             for place in self.places.values()

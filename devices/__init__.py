@@ -29,7 +29,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _simulated(context: Context) -> Device:
+def _make_simulated(context: Context) -> Device:
     device: Device = late("devices.sim").make(context)
     return device
 
@@ -41,17 +41,17 @@ def _cuda(context: Context) -> Device:
     return device
 
 
-def _pinned(context: Context) -> Device:
+def _make_pinned(context: Context) -> Device:
     device: Device = late("devices.cuda").make_pinned(context)
     return device
 
 
 _types: dict[str, Callable[[Context], Device]] = {
     "cpu": CPUDevice,
-    "cpu_pinned": _pinned,
+    "cpu_pinned": _make_pinned,
     "cpu_shared": CPUDevice,
     "gpu": _cuda,
-    "sim": _simulated,
+    "sim": _make_simulated,
 }
 _devices: dict[Context, Device] = {}
 _substitutes: dict[Context, Device] = {}

@@ -86,7 +86,9 @@ class Copies:
 
     def steps(self, steps: Sequence[Any]) -> list[Any]:
         """Return the steps with the copies in place of the arrays."""
-        replacements = {(id(slot.arrays), slot.position): self._shaped(number) for number, slot in self._numbered()}
+        replacements = {
+            (id(slot.arrays), slot.position): self._shaped(number) for number, slot in self._enumerate_slots()
+        }
         return [
             (
                 step[0],
@@ -96,7 +98,7 @@ class Copies:
             for step in steps
         ]
 
-    def _numbered(self) -> Iterator[tuple[int, Slot]]:
+    def _enumerate_slots(self) -> Iterator[tuple[int, Slot]]:
         return ((number, self._slots[number]) for number in self._copy_of)
 
     def _shaped(self, number: int) -> Any:

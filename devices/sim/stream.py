@@ -44,14 +44,14 @@ class SimStream(Stream):
             result = launch.call()
         else:
             result = None
-            launch.work = Deferred(self._deferred(launch))
+            launch.work = Deferred(self._defer(launch))
         if not launch.work.kernels:
             self.device.account_for_launch(launch)
         self.device.replay(launch)
         system.check(launch)
         return result
 
-    def _deferred(self, launch: Launch) -> Callable[[], Any]:
+    def _defer(self, launch: Launch) -> Callable[[], Any]:
         """Return the work of an operation as a function of its current memory, which it does not keep alive."""
         for variable in launch.writes:
             ensure = getattr(variable, "ensure", None)

@@ -165,7 +165,7 @@ class System:
             if self.checker is not None:
                 self.checker.join(stream, token)
             if self.rng is not None and self._is_pending(token):
-                self._queues.setdefault(stream, deque()).append(_Task(None, token, _nothing, None))
+                self._queues.setdefault(stream, deque()).append(_Task(None, token, _do_nothing, None))
 
     def record(self, token: Token, launch: Launch | None, engine_name: str) -> None:
         """Record a token: add its event to the clock, and queue deferred work."""
@@ -185,7 +185,7 @@ class System:
         if self.clock.waiting() > _MAX_PENDING_EVENTS:
             self.advance_clock()
         if self.rng is not None:
-            function = launch.work.task if launch is not None and isinstance(launch.work, Deferred) else _nothing
+            function = launch.work.task if launch is not None and isinstance(launch.work, Deferred) else _do_nothing
             with self.lock:
                 task = _Task(token, None, function, launch.op if launch is not None else None)
                 self._queues.setdefault(token.stream, deque()).append(task)
@@ -409,5 +409,5 @@ def _host_waits(token: Token) -> Event:
     return Event(engine.scheduler.serial, "", "", "", {}, 0.0, [token.event.event])
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing: the work of a token that marks a position in its stream."""

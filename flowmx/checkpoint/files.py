@@ -151,7 +151,7 @@ def _header(reader: Reader, start: bytes, source: str) -> dict[str, Any]:
     """Return the header of a file, after checking the file's length."""
     packed = reader.read(_START.unpack(start)[2], "header")
     if reader.read(SIZE, "digest") != _digest(start + packed, SIZE):
-        raise _corrupted(source)
+        raise _corruption_error(source)
     header: dict[str, Any] = unpack(packed)
     sizes = [_size(BY_NAME[dtype], shape) for _, dtype, shape, _ in header["arrays"]]
     sizes += [_size(_BYTE, [length]) for _, pieces in header["blobs"] for length, _ in pieces]
@@ -173,7 +173,7 @@ def _read(reader: Reader, start: bytes, source: str) -> Checkpoint:
     for name, dtype, shape, digest in header["arrays"]:
         array = arrays[name] = reader.array(BY_NAME[dtype], tuple(shape), f"array {name!r}")
         if checksum(little_endian(array)) != digest:
-            raise _corrupted(source)
+            raise _corruption_error(source)
     blobs = {name: _blob(reader, pieces, source) for name, pieces in header["blobs"]}
     epoch, batch = map(int, header["place"])
     return Checkpoint(Place(epoch, batch), arrays, blobs, dict(header["content"]), int(header["workers"]))
@@ -185,7 +185,7 @@ def _blob(reader: Reader, pieces: list[tuple[int, bytes]], source: str) -> memor
     ends = np.cumsum([0, *(length for length, _ in pieces)], dtype=np.int64).tolist()
     for (begin, end), (_, digest) in zip(pairwise(ends), pieces, strict=True):
         if checksum(data[begin:end]) != digest:
-            raise _corrupted(source)
+            raise _corruption_error(source)
     return data
 
 
@@ -193,7 +193,7 @@ def _read_v1(reader: Reader, start: bytes, source: str) -> Checkpoint:
     """Read a file of version 1."""
     data = memoryview(start + reader.read(reader.remaining, "content"))
     if len(data) < _START.size + _V1_DIGEST or data[-_V1_DIGEST:] != _digest(data[:-_V1_DIGEST], _V1_DIGEST):
-        raise _corrupted(source)
+        raise _corruption_error(source)
     length, body = _START.unpack_from(data)[2], data[_START.size : -_V1_DIGEST]
     header = unpack(body[:length])
     lengths = header["lengths"]
@@ -211,7 +211,7 @@ def _read_v1(reader: Reader, start: bytes, source: str) -> Checkpoint:
     )  # fmt: skip
 
 
-def _corrupted(source: str) -> CheckpointError:
+def _corruption_error(source: str) -> CheckpointError:
     return CheckpointError(f"{source} is damaged: its checksum does not match; use an earlier one")
 
 

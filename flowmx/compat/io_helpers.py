@@ -91,12 +91,12 @@ class DataLoaderIter(DataIter):
         return self._current is not None
 
     def getdata(self) -> list[NDArray]:
-        return [self._padded(self._current[0])]
+        return [self._pad(self._current[0])]
 
     def getlabel(self) -> list[NDArray]:
-        return [self._padded(self._current[1])]
+        return [self._pad(self._current[1])]
 
-    def _padded(self, array: NDArray) -> NDArray:
+    def _pad(self, array: NDArray) -> NDArray:
         """Return the array padded to the batch size."""
         cast = array.astype(self.dtype)
         if not self.getpad():

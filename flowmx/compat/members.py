@@ -75,16 +75,16 @@ def _grad(param: Parameter) -> _Arrays | None:
     return None if param._grads is None else _Arrays(param._grads, partial(_set_grad, param))
 
 
-def _by_context(arrays: Sequence[NDArray] | None) -> dict[Context, NDArray] | None:
+def _map_by_context(arrays: Sequence[NDArray] | None) -> dict[Context, NDArray] | None:
     return None if arrays is None else {array.context: array for array in arrays}
 
 
 def _set_data(param: Parameter, arrays: Sequence[NDArray] | None) -> None:
-    param.replace_arrays(_by_context(arrays))
+    param.replace_arrays(_map_by_context(arrays))
 
 
 def _set_grad(param: Parameter, arrays: Sequence[NDArray] | None) -> None:
-    param.replace_grads(_by_context(arrays))
+    param.replace_grads(_map_by_context(arrays))
 
 
 def _set_deferred(param: Parameter, deferred: Sequence[object]) -> None:
@@ -115,7 +115,7 @@ def _check_and_get(param: Parameter, arr_list: Sequence[NDArray] | None, ctx: An
     Raises:
         RuntimeError: there is no such array.
     """
-    return list(arr_list) if ctx is list and arr_list is not None else param._array_on(_by_context(arr_list), ctx)
+    return list(arr_list) if ctx is list and arr_list is not None else param._array_on(_map_by_context(arr_list), ctx)
 
 
 # -- trainers ------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def _exec_bytes(module: Module) -> int:
     return 0 if group is None else sum(arena.nbytes for arena in {executor.arena for executor in group.execs})
 
 
-def _optimized(executor: Executor) -> Symbol:
+def _optimize(executor: Executor) -> Symbol:
     """Return the symbol after common subexpression elimination; duplicate outputs are copied."""
     graph = Graph(tuple(executor._entries), {}, executor._shapes, executor._dtypes, True)
     outputs: list[Entry] = []
@@ -256,7 +256,7 @@ MEMBERS: dict[type, dict[str, Any]] = {
     },
     Executor: {
         "_ctx": property(lambda executor: executor._device.context),
-        "get_optimized_symbol": _optimized,
+        "get_optimized_symbol": _optimize,
     },
     Parameter: {
         "_data": property(_data, _set_data),

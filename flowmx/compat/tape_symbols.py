@@ -71,7 +71,7 @@ class _TapeReader:
         for entry, array in zip(node.entries, node.arrays, strict=False):
             inputs.append(self._constant(array) if entry is None else self._input(entry))
         if symbol is not None:
-            return _inlined(symbol, inputs)
+            return _inline(symbol, inputs)
         label = current().get(None, node.name.lower().lstrip("_"))
         operator = Node(op, label, tuple(inputs), origin=node.origin)
         return [Entry(operator, index) for index in range(operator.outputs())]
@@ -90,7 +90,7 @@ class _TapeReader:
         return self._variables[key]
 
 
-def _inlined(symbol: Symbol, inputs: Sequence[Entry]) -> list[Entry]:
+def _inline(symbol: Symbol, inputs: Sequence[Entry]) -> list[Entry]:
     """Return the outputs of a symbol with its variables replaced by inputs."""
     nodes = topological(symbol.entries)
     replacements = dict(zip([Entry(node, 0) for node in nodes if node.is_variable], inputs, strict=False))

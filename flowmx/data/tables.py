@@ -87,7 +87,7 @@ def _name(column: object) -> str:
 
 
 def _column(where: str, column: Any) -> Array:
-    missing = _missing(column)
+    missing = _count_missing(column)
     if not missing:
         try:
             array: Array = np.asarray(column.to_numpy() if hasattr(column, "to_numpy") else column)
@@ -110,7 +110,7 @@ def _column(where: str, column: Any) -> Array:
     return array
 
 
-def _missing(column: object) -> int:
+def _count_missing(column: object) -> int:
     """Return the number of missing values that a column reports."""
     if hasattr(column, "isna"):  # pandas
         return int(column.isna().sum())

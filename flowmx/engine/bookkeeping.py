@@ -250,10 +250,10 @@ def inherited_failure(op: Operation) -> Failure | None:
 
 def release(op: Operation) -> None:
     """Drop the references of a completed operation, except its outcome (not locked: finalizers may run any code)."""
-    op.function = _nothing
+    op.function = _do_nothing
     op.arguments = op.reads = op.writes = ()
     op.layers, op.context = (), None
 
 
-def _nothing(*_: object) -> None:
+def _do_nothing(*_: object) -> None:
     """The function of a completed operation."""

@@ -21,11 +21,11 @@ class DeclaredAttributes:
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         first = object.__new__(cls)
-        for name in _declared(cls):
+        for name in _declared_names(cls):
             object.__setattr__(first, name, None)
 
 
-def _declared(cls: type) -> list[str]:
+def _declared_names(cls: type) -> list[str]:
     """Return the names of the instance attributes that a class and its bases declare."""
     names: dict[str, None] = {}
     for base in reversed(cls.__mro__):

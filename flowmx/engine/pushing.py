@@ -60,7 +60,7 @@ class Pusher:
         # _is_special: whether pushes need more than the scheduler. The environment is read at the first push, not at
         # import, so that a bad setting cannot break the import.
         self._is_special = self._is_configured = False
-        self.apply_environment: Callable[[], None] = _nothing
+        self.apply_environment: Callable[[], None] = _do_nothing
         self.configure(Settings())
         self._is_configured, self._is_special = False, True
         waiting.flush = self.flush_bulks
@@ -350,9 +350,9 @@ class Pusher:
         if op.state == DONE:
             release(op)
         else:
-            op.function, op.arguments, op.layers, op.context = _nothing, (), (), None
+            op.function, op.arguments, op.layers, op.context = _do_nothing, (), (), None
         return True
 
 
-def _nothing(*_: object) -> None:
+def _do_nothing(*_: object) -> None:
     """The function of a cancelled operation, and the default of hooks."""

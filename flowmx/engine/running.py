@@ -50,9 +50,9 @@ class Runner:
         self.books = books
         self.local = ThreadState()
         self.guard: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
-        self.prepare: Callable[[], None] = _nothing
+        self.prepare: Callable[[], None] = _do_nothing
         self.inline: Callable[..., Any] = _call
-        self.after: Callable[[], None] = _nothing
+        self.after: Callable[[], None] = _do_nothing
 
     # -- on threads ------------------------------------------------------------------------------------
 
@@ -284,7 +284,7 @@ class Runner:
 
     def fail_part(self, failure: Failure, variables: tuple[Variable, ...], op: Operation) -> None:
         """Apply Law 3 to a part of an operation that handles failures itself: its variables carry the error."""
-        part = Operation(_nothing, (), (), variables, op.actor, op.name, op.origin)
+        part = Operation(_do_nothing, (), (), variables, op.actor, op.name, op.origin)
         with self.books.lock:
             self.books.poison(part, failure)
 
@@ -323,5 +323,5 @@ def _call(function: Callable[..., object], *arguments: object) -> Any:
     return function(*arguments)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """The default of hooks, and the function of operations that do no work."""

@@ -89,9 +89,9 @@ class Waiter:
         self.runner = runner
         self.waits: dict[object, Wait] = {}
         self.inside: dict[object, tuple[Operation, Operation]] = {}
-        self.flush: Callable[[], None] = _nothing
+        self.flush: Callable[[], None] = _do_nothing
         self.synchronizers: list[Callable[[], None]] = []
-        self.loop_thread: Callable[[], threading.Thread | None] = _nothing
+        self.loop_thread: Callable[[], threading.Thread | None] = _do_nothing
         self.is_actor_thread: Callable[[], bool] = bool
         self._awaits = 0
         self._calls: WeakKeyDictionary[asyncio.AbstractEventLoop, Calls] = WeakKeyDictionary()
@@ -510,5 +510,5 @@ def _in_notebook() -> bool:
     return ipython is not None and ipython.get_ipython() is not None
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     return None

@@ -95,7 +95,7 @@ def _context(node: Node | None, default: Context, groups: Mapping[str, Context])
     return default if node is None else groups.get(node.attributes.get(_GROUP, ""), default)
 
 
-def _by_name(kind: str, names: Sequence[str], values: Any, complete: bool) -> dict[str, NDArray]:
+def _arrays_by_name(kind: str, names: Sequence[str], values: Any, complete: bool) -> dict[str, NDArray]:
     """Return arrays by name, from a list in order or a dict."""
     if values is None:
         values = {}
@@ -132,9 +132,9 @@ def bind(
     """See :meth:`flowmx.sym.Symbol.bind`."""
     device, groups = _where(ctx, group2ctx, symbol)
     names, aux_names = symbol.list_arguments(), symbol.list_auxiliary_states()
-    bound = _by_name("arguments", names, args, True)
-    grads = _by_name("gradients", names, args_grad, False)
-    aux = _by_name("auxiliary states", aux_names, aux_states, True)
+    bound = _arrays_by_name("arguments", names, args, True)
+    grads = _arrays_by_name("gradients", names, args_grad, False)
+    aux = _arrays_by_name("auxiliary states", aux_names, aux_states, True)
     arena = shared_exec.arena if shared_exec is not None else None
     symbol = _assign_groups(symbol, device.context, groups, {**bound, **aux})
     kind: type[Executor] = DynamicExecutor if is_dynamic(symbol) else Executor

@@ -91,7 +91,7 @@ class Executor:
             check_bound(node, bound, self._shapes[Entry(node, 0)], self._dtypes[Entry(node, 0)], self._on(node))
         self.outputs = [
             cast("NDArray", allocate(self._on(entry.node), self._shapes[entry], self._dtypes[entry]))
-            if old is None or math.prod(self._shapes[entry]) > old.size else _resized(old, self._shapes[entry])
+            if old is None or math.prod(self._shapes[entry]) > old.size else _resize(old, self._shapes[entry])
             for entry, old in itertools.zip_longest(self._entries, outputs)
         ]  # fmt: skip
         self._heads: list[NDArray | None] = [None] * len(self.outputs)
@@ -435,11 +435,11 @@ class Executor:
                 )
             if math.prod(shape) > math.prod(old.shape) and not allow_up_sizing:
                 raise ShapeError(f"reshape: {name} would grow from {old.shape} to {shape}; pass allow_up_sizing=True")
-            return _resized(old, shape)
+            return _resize(old, shape)
 
         args = {name: resize(name, old) for name, old in self.arg_dict.items()}
         aux = {name: resize(name, old) for name, old in self.aux_dict.items()}
-        grads = {name: _resized(old, args[name].shape) for name, old in self.grad_dict.items() if old is not None}
+        grads = {name: _resize(old, args[name].shape) for name, old in self.grad_dict.items() if old is not None}
         other = type(self)(
             self._symbol, self._device, args, grads, self._requests, aux, self._groups, self.arena, self.outputs
         )
@@ -477,7 +477,7 @@ class Executor:
         return f"<Executor of {self._symbol!r} on {self._device}>"
 
 
-def _resized(array: NDArray, shape: Shape) -> NDArray:
+def _resize(array: NDArray, shape: Shape) -> NDArray:
     """Return an array of a different shape that shares the first elements, or a new array if it would grow."""
     if shape == array.shape:
         return array

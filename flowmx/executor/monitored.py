@@ -65,7 +65,7 @@ def _computed(op: Operator, inputs: Sequence[NDArray], device: Device) -> list[N
     return outputs
 
 
-def _sized(op: Operator, shape: Shape | None) -> Operator:
+def _set_shape(op: Operator, shape: Shape | None) -> Operator:
     """Return a creation operator with the inferred shape, if its shape parameter leaves lengths open."""
     if shape is None or "shape" not in op.parameters or shape == op.shape:  # type: ignore[attr-defined]
         return op
@@ -113,7 +113,7 @@ class Monitored:
 
     def _compute(self, node: Node, op: Operator, monitor: Monitor) -> None:
         if not node.inputs:
-            op = _sized(op, self._shapes.get(Entry(node, 0)))
+            op = _set_shape(op, self._shapes.get(Entry(node, 0)))
         context = self._context_of(node)
         states = {*op.updates, *range(node.auxiliary_from(), len(node.inputs))}
         inputs = [

@@ -58,7 +58,7 @@ class ExponentialMovingAverage:
     def __init__(self, params: Params, decay: float = 0.999, ramp: bool = True) -> None:
         if not 0 <= decay < 1:
             raise ArgumentError(f"ExponentialMovingAverage: decay is {decay!r}, expected at least 0 and below 1")
-        named = _by_name(params)
+        named = _parameters_by_name(params)
         self._params = {name: param for name, param in named.items() if param.grad_req != "null"}
         if not self._params:
             raise ArgumentError(
@@ -172,7 +172,7 @@ class ExponentialMovingAverage:
         self.updates, self._averages = updates, averages
 
 
-def _by_name(params: object) -> dict[str, Parameter]:
+def _parameters_by_name(params: object) -> dict[str, Parameter]:
     """Return parameters by names without the network's prefix."""
     if isinstance(params, Block):
         prefix = params.prefix

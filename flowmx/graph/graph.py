@@ -66,7 +66,7 @@ class Graph:
         count = len(walked)
         walk(self.gradients.values(), walked)
         nodes = list(walked)
-        order = _by_rank(nodes)
+        order = _sort_by_rank(nodes)
         if order is None:
             return nodes, count, False
         return topological([*[Entry(node, 0) for node in order], *self.results()]), 0, True
@@ -263,11 +263,11 @@ def rank_effects(graph: Graph) -> Graph:
 def _in_order(entries: Sequence[Entry]) -> list[Node]:
     """Return every node that the entries depend on, inputs before users, ranked nodes in rank order."""
     nodes = topological(entries)
-    order = _by_rank(nodes)
+    order = _sort_by_rank(nodes)
     return nodes if order is None else topological([*[Entry(node, 0) for node in order], *entries])
 
 
-def _by_rank(nodes: Sequence[Node]) -> list[Node] | None:
+def _sort_by_rank(nodes: Sequence[Node]) -> list[Node] | None:
     """Return the ranked nodes in rank order, or None if they already are in that order."""
     ranks = {node: int(node.attributes[RANK]) for node in nodes if RANK in node.attributes}
     order = sorted(ranks, key=ranks.__getitem__)

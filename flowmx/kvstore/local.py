@@ -151,7 +151,7 @@ class KVStore(KVStoreBase):
         """
         with self._lock:
             for slot, values in self._sources("push", key, value):
-                self._push(slot, self._compressed(slot, values, priority), priority)
+                self._push(slot, self._compress(slot, values, priority), priority)
 
     def pull(self, key: object, out: object = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Enqueue copies of values, as of the last push, into arrays on any devices.
@@ -185,12 +185,12 @@ class KVStore(KVStoreBase):
             target_pairs = self._targets("pushpull", key, value if out is None else out)
             if _shares_between_keys(source_pairs, target_pairs):  # compute all sums before writing any target
                 for slot, pushes in source_pairs:
-                    self._push(slot, self._compressed(slot, pushes, priority), priority)
+                    self._push(slot, self._compress(slot, pushes, priority), priority)
                 for slot, targets in target_pairs:
                     self._pull(slot, targets, priority)
                 return
             for (slot, pushes), (_, targets) in zip(source_pairs, target_pairs, strict=True):
-                values = self._compressed(slot, pushes, priority)
+                values = self._compress(slot, pushes, priority)
                 if self._updater is None and sparse_sums.involves_sparse(slot.value, values, targets):
                     sparse_sums.add_up(values, [*targets, slot.value])
                 elif self._updater is None and self._can_join(slot, values, targets):
@@ -482,7 +482,7 @@ class KVStore(KVStoreBase):
         if self._on_devices and not device_sums.reads_directly(gradient.storage.device, slot.value.storage.device):
             slot.value = slot.value.copyto(gradient.context)
 
-    def _compressed(self, slot: Slot, values: list[NDArray], priority: int) -> list[NDArray]:
+    def _compress(self, slot: Slot, values: list[NDArray], priority: int) -> list[NDArray]:
         """Return the values to sum: the pushed values, after compression and decompression if compression is on."""
         if self._compression is None or sparse_sums.involves_sparse(slot.value, values):
             return values

@@ -315,7 +315,7 @@ class Walk:
         for position, each in enumerate(heads, count):
             if each is not None and not _is_like(each, arrays[position], device):
                 return None
-        needed = self._needed(node) if self._dead else tuple([each is not None for each in node.entries])
+        needed = self._needed_inputs(node) if self._dead else tuple([each is not None for each in node.entries])
         key = (device, needed, tuple([each is not None for each in heads]))
         try:
             rule = rules[key]
@@ -336,13 +336,13 @@ class Walk:
         rules, arrays, count = node.rules, node.arrays, len(node.entries)
         if rules is None or arrays is None:
             return None
-        key = (arrays[0].storage.device, self._needed(node), tuple([grad is not None for grad in grads]))
+        key = (arrays[0].storage.device, self._needed_inputs(node), tuple([grad is not None for grad in grads]))
         if key not in rules:
             rules[key] = learn(node.gradient, arrays[:count], arrays[count:], *key[1:], key[0])
         rule = rules[key]
         return None if rule is None else rule.checked
 
-    def _needed(self, node: TapeNode) -> tuple[bool, ...]:
+    def _needed_inputs(self, node: TapeNode) -> tuple[bool, ...]:
         """Return, for each input of a node, whether its gradient reaches a variable."""
         return tuple([entry is not None and entry.node not in self._dead for entry in node.entries])
 

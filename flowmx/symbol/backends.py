@@ -157,7 +157,10 @@ def optimize(
         except MXNetError as error:
             warn_user(f"{error}: the graph is unchanged", _warned)
         return symbol
-    arrays = _by_name("args", args, symbol.list_arguments()), _by_name("aux", aux, symbol.list_auxiliary_states())
+    arrays = (
+        _arrays_by_name("args", args, symbol.list_arguments()),
+        _arrays_by_name("aux", aux, symbol.list_auxiliary_states()),
+    )
     if isinstance(implementation, type) and issubclass(implementation, Partitioner):
         return type(symbol)(partition(symbol, implementation(*arrays, options), **inference))
     before = [set(table) for table in arrays]
@@ -169,7 +172,7 @@ def optimize(
     return result
 
 
-def _by_name(kind: str, arrays: Any, names: Sequence[str]) -> dict[str, Any]:
+def _arrays_by_name(kind: str, arrays: Any, names: Sequence[str]) -> dict[str, Any]:
     if arrays is None or isinstance(arrays, Mapping):
         return {key: array for key, array in (arrays or {}).items() if array is not None}
     if len(arrays) != len(names):

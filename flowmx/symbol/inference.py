@@ -82,7 +82,7 @@ class Inference:
         arguments, auxiliary = self._variables()
         variable_shapes = {
             node: None if shape is None else _with_unknown(node.name, shape)
-            for node, shape in _by_node("infer_shape", arguments, auxiliary, args, kwargs).items()
+            for node, shape in _values_by_node("infer_shape", arguments, auxiliary, args, kwargs).items()
         }
         shapes = infer.infer_shapes(self.nodes(), variable_shapes)
         return (
@@ -111,7 +111,7 @@ class Inference:
         arguments, auxiliary = self._variables()
         variable_dtypes = {
             node: None if value is None else as_dtype(value)
-            for node, value in _by_node("infer_type", arguments, auxiliary, args, kwargs).items()
+            for node, value in _values_by_node("infer_type", arguments, auxiliary, args, kwargs).items()
         }
         dtypes = infer.partial_types(self.nodes(), variable_dtypes)
 
@@ -134,7 +134,7 @@ def _with_unknown(variable: str, shape: Any) -> Shape:
     return tuple(n if n >= least else -1 for n in lengths)
 
 
-def _by_node(
+def _values_by_node(
     function: str,
     arguments: Sequence[Node],
     auxiliary: Sequence[Node],

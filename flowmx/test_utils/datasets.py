@@ -56,14 +56,14 @@ def get_mnist_ubyte(root: Folder | None = None) -> Path:
     default = files.data_dir() / "datasets" / "mnist"
     folders = [Path("data"), Path(), default] if root is None else [Path(root).expanduser()]
     for folder in folders:
-        if not _missing(folder):
+        if not _missing_files(folder):
             return folder
     for train in (True, False):
         MNIST(folders[-1], train)
     return folders[-1]
 
 
-def _missing(folder: Path) -> list[str]:
+def _missing_files(folder: Path) -> list[str]:
     return [name for name in _FILES if not any((folder / f"{name}{end}").exists() for end in ("", ".gz"))]
 
 

@@ -66,7 +66,7 @@ def check_symbolic_forward(
     )
     outputs = executor.forward(is_train=False)
     names = sym.list_outputs()
-    expected_by_name = _by_name("expected", names, expected)
+    expected_by_name = _values_by_name("expected", names, expected)
     for name, output in zip(names, outputs, strict=True):
         if name in expected_by_name:
             labels = (f"EXPECTED_{name}", f"FORWARD_{name}")
@@ -106,8 +106,12 @@ def check_symbolic_backward(
         ValueError: the values do not match the symbol, or a ``grad_req`` is invalid.
     """
     names = sym.list_arguments()
-    targets = {name: on_host(value) for name, value in _by_name("expected", names, expected, whole=False).items()}
-    requests = dict.fromkeys(names, grad_req) if isinstance(grad_req, str) else _by_name("grad_req", names, grad_req)
+    targets = {
+        name: on_host(value) for name, value in _values_by_name("expected", names, expected, whole=False).items()
+    }
+    requests = (
+        dict.fromkeys(names, grad_req) if isinstance(grad_req, str) else _values_by_name("grad_req", names, grad_req)
+    )
     unknown = {name: request for name, request in requests.items() if request not in ("write", "add", "null")}
     if unknown:
         raise ValueError(f"check_symbolic_backward: grad_req is {unknown}, expected 'write', 'add' or 'null'")
@@ -287,7 +291,7 @@ def check_speed(
 # -- values for a symbol ---------------------------------------------------------------------------------------
 
 
-def _by_name(argument: str, names: Sequence[str], values: Values, whole: bool = True) -> dict[str, Any]:
+def _values_by_name(argument: str, names: Sequence[str], values: Values, whole: bool = True) -> dict[str, Any]:
     """Return values by name, from values by name or in order. If ``whole`` is false, a list may be shorter."""
     if not isinstance(values, Mapping):
         if len(values) > len(names) or (whole and len(values) < len(names)):
@@ -307,7 +311,7 @@ def _arrays(
     argument: str, names: Sequence[str], values: Values, ctx: Context | None, dtype: object
 ) -> dict[str, NDArray]:
     """Return arrays by name; arrays of flowmx are not copied."""
-    by_name = _by_name(argument, names, values)
+    by_name = _values_by_name(argument, names, values)
     if len(by_name) < len(names):
         raise ValueError(f"{argument} lacks {sorted(set(names) - set(by_name))}")
     return {name: _array(value, ctx, dtype) for name, value in by_name.items()}

@@ -113,16 +113,16 @@ def module_stub(module: ModuleType) -> str:
     """Return the header, the module's imports, and its public functions and classes, reduced to their docstrings."""
     body = ast.parse(inspect.getsource(module)).body
     imports = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    nodes = [*imports[1:], *_declared(body, ast.FunctionDef), *_declared(body, ast.ClassDef)]
+    nodes = [*imports[1:], *_declarations(body, ast.FunctionDef), *_declarations(body, ast.ClassDef)]
     return _HEADER + "".join(f"{ast.unparse(node)}\n\n" for node in nodes)
 
 
-def _declared(body: list[ast.stmt], kind: type[ast.FunctionDef | ast.ClassDef]) -> list[ast.stmt]:
+def _declarations(body: list[ast.stmt], kind: type[ast.FunctionDef | ast.ClassDef]) -> list[ast.stmt]:
     """Return the public functions or classes among statements, without their code."""
     result: list[ast.stmt] = []
     for node in body:
         if isinstance(node, kind) and not node.name.startswith("_"):
-            methods = _declared(node.body, ast.FunctionDef) if kind is ast.ClassDef else []
+            methods = _declarations(node.body, ast.FunctionDef) if kind is ast.ClassDef else []
             node.body = [node.body[0], *methods]
             result.append(node)
     return result

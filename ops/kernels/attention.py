@@ -29,12 +29,12 @@ def _takes(op: object, dtype: DType) -> bool:
 
 @kernel("cpu", FusedAttention.name, takes=_takes, only_native=True)
 def _attention(op: FusedAttention, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    if not _by_products(op, inputs, outputs):
+    if not _compute_by_products(op, inputs, outputs):
         mark_incomplete()
         blocks.attention(op, run, inputs, outputs)
 
 
-def _by_products(op: FusedAttention, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+def _compute_by_products(op: FusedAttention, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
     """Compute attention in prediction; return False, without effect, if the products do not support it."""
     if op.differentiable or op.biased:
         return False

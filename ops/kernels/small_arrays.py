@@ -71,7 +71,7 @@ def _elementwise(
     return None if call is None else lambda inputs, outputs: call(*inputs, *outputs)
 
 
-def _connected(op: Any, in_forms: Sequence[Form], out_form: Form) -> NativeForm | None:
+def _fully_connected(op: Any, in_forms: Sequence[Form], out_form: Form) -> NativeForm | None:
     """Return FullyConnected, a product of two matrices and a sum."""
     (data, dtype), (weight, _) = in_forms[:2]
     if dtype != FLOAT32 or len(data) != 2:
@@ -99,7 +99,7 @@ def _connected(op: Any, in_forms: Sequence[Form], out_form: Form) -> NativeForm 
 def _dense(op: Any, in_forms: Sequence[Form], out_form: Form) -> NativeForm | None:
     """Return a product with an activation."""
     product, activation = op.parts
-    connect, activate = _connected(product, in_forms, out_form), _elementwise(activation, out_form, 1)
+    connect, activate = _fully_connected(product, in_forms, out_form), _elementwise(activation, out_form, 1)
     if connect is None or activate is None:
         return None
 
@@ -170,7 +170,7 @@ def _spread(op: Any, in_forms: Sequence[Form], out_form: Form) -> NativeForm | N
     return _loop(_filled_rows, dtype, head, columns, columns if op.name == "_backward_mean" else 1)
 
 
-def _embedded(op: Any, in_forms: Sequence[Form], out_form: Form) -> NativeForm | None:
+def _embed(op: Any, in_forms: Sequence[Form], out_form: Form) -> NativeForm | None:
     """Return zeros with a part in C order replaced by the input."""
     (shape, dtype), size = out_form, 1
     for length, stride in zip(op.shape[::-1], op.strides[::-1], strict=True):
@@ -213,14 +213,14 @@ def _copy_bytes(target: Array, source: Array) -> None:
 
 
 _BY_NAME: dict[str, Callable[[Any, Sequence[Form], Form], NativeForm | None]] = {
-    "FullyConnected": _connected,
+    "FullyConnected": _fully_connected,
     "_dense": _dense,
     "_backward_FullyConnected_data": _data_gradient,
     "_backward_FullyConnected_weight": _weight_gradient,
     "_backward_bias": _bias_gradient,
     "_backward_mean": _spread,
     "_backward_sum": _spread,
-    "_embedded_part": _embedded,
+    "_embedded_part": _embed,
     "reshape_like": _copy,
 }
 

@@ -173,7 +173,7 @@ class LeakyReLU(
             gamma = shapes[1]
             if gamma is None or gamma == (-1,):
                 shapes = [data, (data[1] if len(data) > 1 else 1,)]
-            elif -1 not in (*gamma, *data[:2]) and _along_front(gamma, data) is None:
+            elif -1 not in (*gamma, *data[:2]) and _front_shape(gamma, data) is None:
                 raise ShapeError(f"{self.name}: input gamma has shape {gamma}, expected {data[1:2] or (1,)} or (1,)")
         return shapes, [data] * len(self.outputs())
 
@@ -245,7 +245,7 @@ class BackwardLeakyReLU(
         ]
 
 
-def _along_front(slopes: Shape, data: Shape) -> Shape | None:
+def _front_shape(slopes: Shape, data: Shape) -> Shape | None:
     """Return the shape with which slopes broadcast over data (batch, channels, ...); None if they do not.
 
     Slopes have the shape (), (1,), (channels,), (batch, channels) or the same with ones.
@@ -259,7 +259,7 @@ def _along_front(slopes: Shape, data: Shape) -> Shape | None:
 
 def per_channel(slopes: Array, data: Array) -> Array:
     """Reshape slopes to broadcast along the channels (axis 1), or batch and channels, of the data."""
-    shape = _along_front(slopes.shape, data.shape)
+    shape = _front_shape(slopes.shape, data.shape)
     assert shape is not None
     return slopes.reshape(shape)
 
@@ -291,7 +291,7 @@ class GatherChannel(Operator, hidden=True):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         data, out = inputs[0], outputs[0]
-        shape = _along_front(out.shape, data.shape) or ()
+        shape = _front_shape(out.shape, data.shape) or ()
         axes = tuple(axis for axis, length in enumerate(shape) if length == 1)
         out[...] = data.sum(axis=axes, dtype=computing_dtype(data.dtype)).reshape(out.shape)
 

@@ -95,7 +95,7 @@ def _estimates(counts: Array, levels: int) -> Array:
     for width in np.unique(sizes // levels):
         rows = np.flatnonzero(sizes // levels == width)
         for target, before, first in ((inside, values_before, counts), (bins, bins_before, is_filled)):
-            target[rows] = _by_level(before, firsts[rows], stops[rows], levels, width)
+            target[rows] = _sums_by_level(before, firsts[rows], stops[rows], levels, width)
             target[rows, 0] -= first[firsts[rows]]
     np.divide(inside, bins, out=means, where=bins > 0)
     inside[:, 0] += clipped_left
@@ -129,7 +129,7 @@ def _sums_before(values: Array) -> Array:
     return np.concatenate([[0], np.cumsum(values, dtype=np.float64)])
 
 
-def _by_level(before: Array, firsts: Array, stops: Array, levels: int, width: int) -> Array:
+def _sums_by_level(before: Array, firsts: Array, stops: Array, levels: int, width: int) -> Array:
     """Return the sums of ``width`` bins per level, for windows that grow by one bin on each side.
 
     The last level also gets the remaining bins.

@@ -83,7 +83,7 @@ def _step_slices(steps: int, array: Array) -> Iterator[slice]:
         yield slice(max(0, stop - count), stop)
 
 
-def _by_gate(gates: Array, count: int) -> Array:
+def _split_gates(gates: Array, count: int) -> Array:
     """Return an array (..., gates·units) as (..., gates, units)."""
     return gates.reshape(*gates.shape[:-1], count, gates.shape[-1] // count)
 
@@ -184,7 +184,7 @@ def _clip(xp: ArrayNamespace, cell: Array, layer: LayerArrays) -> None:
 def _lstm_factors(run: Run, layer: LayerArrays, part: slice, out: Array) -> tuple[Array, Array]:
     """Write the factors of the gates' gradients into ``out``; return dh/dc, and dc/d(previous c)."""
     xp, (cells, squashed) = run.xp, layer.cell_states
-    gates, factors = _by_gate(layer.gates[part], 4), _by_gate(out[part], 4)
+    gates, factors = _split_gates(layer.gates[part], 4), _split_gates(out[part], 4)
     i, f, g, o = (gates[..., n, :] for n in range(4))
     xp.subtract(1, gates, out=factors)
     factors *= gates
@@ -225,7 +225,7 @@ def _lstm_backward(run: Run, layer: LayerArrays, heads: Array, state: Array, cel
                 cell_head = xp.matmul(state, layer.projection)
             xp.multiply(cell_head, slope[index], out=product)
             cell += product
-            gates = _by_gate(outer[step], 4)
+            gates = _split_gates(outer[step], 4)
             gates[:, :3] *= cell[:, None]
             gates[:, 3] *= cell_head
             cell *= forget[index]
@@ -265,7 +265,7 @@ def _gru_factors(run: Run, layer: LayerArrays, part: slice, out: Array) -> Array
     The factor of the reset gate is relative to the gradient of the new gate.
     """
     xp, (inner,) = run.xp, layer.cell_states
-    gates, factors = _by_gate(layer.gates[part], 3), _by_gate(out[part], 3)
+    gates, factors = _split_gates(layer.gates[part], 3), _split_gates(out[part], 3)
     reset, update, new = (gates[..., n, :] for n in range(3))
     reset_factor, update_factor, new_factor = (factors[..., n, :] for n in range(3))
     xp.subtract(1, reset, out=reset_factor)
@@ -290,11 +290,11 @@ def _gru_backward(run: Run, layer: LayerArrays, heads: Array, state: Array, cell
             reset, update = (gates[step - part.start, :, n] for n in range(2))
             state += heads[step]
             ended = take_ended_gradients(xp, layer, step, state)
-            gate_grads = _by_gate(outer[step], 3)
+            gate_grads = _split_gates(outer[step], 3)
             gate_grads[:, 1:] *= state[:, None]
             gate_grads[:, 0] *= gate_grads[:, 2]
             inner[step] = outer[step]
-            _by_gate(inner[step], 3)[:, 2] *= reset
+            _split_gates(inner[step], 3)[:, 2] *= reset
             to_state(inner[step], product)
             state *= update
             state += product

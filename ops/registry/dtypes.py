@@ -26,7 +26,7 @@ _TABLE: list[tuple[str, int, Any]] = [
 
 DType = np.dtype[Any]
 DTypeLike = npt.DTypeLike | int | None
-"""What names an element type: a name, a NumPy type, a dtype or MXNet's number; None for the default."""
+"""An element type: a name, a NumPy type, a dtype or MXNet's number; None for the default."""
 FLOAT32: DType = np.dtype(np.float32)
 BY_NAME: dict[str, DType] = {name: np.dtype(kind) for name, _, kind in _TABLE}
 NAMES: dict[DType, str] = {dtype: name for name, dtype in BY_NAME.items()}

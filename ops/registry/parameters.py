@@ -98,7 +98,7 @@ class Parameter(NamedTuple):
             return None
         try:
             converted = self.choice(value) if self.choices else _CONVERT[self.kind](value)
-            if self.low is not None and not _at_least(converted, self.low):
+            if self.low is not None and not _is_at_least(converted, self.low):
                 raise ValueError
             if self.high is not None and not converted <= self.high:
                 raise ValueError
@@ -127,7 +127,7 @@ def _shorten(value: Any) -> str:
     return text if len(text) <= _MAX_VALUE_TEXT else f"{text[:_MAX_VALUE_TEXT]}... ({len(text)} characters)"
 
 
-def _at_least(value: Any, low: float) -> bool:
+def _is_at_least(value: Any, low: float) -> bool:
     return all(item >= low for item in value) if isinstance(value, tuple) else bool(value >= low)
 
 

@@ -29,7 +29,7 @@ class Namespace(Protocol[Result]):
 
 
 class Tensor(Protocol):
-    """What gradients compute with: an array, or the value of a graph under construction.
+    """A value that gradients compute with: an array, or a value of a graph under construction.
 
     A function with several outputs returns the list of them, which unpacks like a tensor.
     """

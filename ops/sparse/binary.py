@@ -75,7 +75,7 @@ def _elements_at(dense: Array, like: Content) -> Array:
     return dense[row_numbers(like), like.indices] if isinstance(like, Csr) else dense[like.indices]
 
 
-def _at_stored_elements(call: Call) -> SparseKernel:
+def _stored_elements_kernel(call: Call) -> SparseKernel:
     """Return a kernel for a product with a dense array, computed only at the stored elements of the sparse array."""
     op = call.op
 
@@ -115,7 +115,7 @@ def _add_or_subtract(call: Call) -> SparseKernel | None:
 def _multiply(call: Call) -> SparseKernel | None:
     if call.common_stype:
         return _merge_kernel(call)
-    return _at_stored_elements(call) if "default" in call.stypes else None
+    return _stored_elements_kernel(call) if "default" in call.stypes else None
 
 
 @sparse_kernel("_backward_Activation")
@@ -124,7 +124,7 @@ def _activation_gradient(call: Call) -> SparseKernel | None:
     if call.common_stype:
         return _merge_kernel(call)
     is_zero = call.stypes[0] != "default" or call.op.act_type == "relu"
-    return (_at_stored_elements(call) if is_zero else _dense_result(call)) if "default" in call.stypes else None
+    return (_stored_elements_kernel(call) if is_zero else _dense_result(call)) if "default" in call.stypes else None
 
 
 @sparse_kernel("elemwise_div", "_power")

@@ -50,7 +50,7 @@ def resample(run: Run, matrices: Sequence[Array], data: Array, out: Array) -> No
         return
     # First the axis that leaves less work for the other.
     first_rows = rows.shape[0] * columns.shape[1] <= rows.shape[1] * columns.shape[0]
-    steps = (_along_rows, _along_columns) if first_rows else (_along_columns, _along_rows)
+    steps = (_resize_rows, _resize_columns) if first_rows else (_resize_columns, _resize_rows)
     step = max(1, _PART_BYTES // max(1, math.prod(planes.shape[1:]) * dtype.itemsize))
     for start in range(0, len(planes), step):
         part = planes[start : start + step].astype(dtype, copy=False)
@@ -71,12 +71,12 @@ def _bands(xp: ArrayNamespace, matrix: Array) -> Iterator[tuple[slice, slice]]:
         yield lines, slice(int(input_lines[0]), int(input_lines[-1]) + 1) if input_lines.size else slice(0, 0)
 
 
-def _along_rows(xp: ArrayNamespace, matrix: Array, data: Array, out: Array) -> None:
+def _resize_rows(xp: ArrayNamespace, matrix: Array, data: Array, out: Array) -> None:
     for lines, input_lines in _bands(xp, matrix):
         xp.matmul(matrix[lines, input_lines], data[:, input_lines], out=out[:, lines])
 
 
-def _along_columns(xp: ArrayNamespace, matrix: Array, data: Array, out: Array) -> None:
+def _resize_columns(xp: ArrayNamespace, matrix: Array, data: Array, out: Array) -> None:
     flat, target = data.reshape(-1, data.shape[-1]), out.reshape(-1, out.shape[-1])
     for lines, input_lines in _bands(xp, matrix):
         xp.matmul(flat[:, input_lines], matrix[lines, input_lines].T, out=target[:, lines])

@@ -69,7 +69,7 @@ class BoxNMS(Operator, precision=Precision.WIDEST):
             result[...] = data
             places[...] = xp.arange(places.shape[1])
             return
-        boxes, order = self._by_score(xp, data.astype(computing_dtype(data.dtype), copy=False))
+        boxes, order = self._sort_by_score(xp, data.astype(computing_dtype(data.dtype), copy=False))
         is_kept = keep_mask(run, boxes, Rule(self.overlap_thresh))
         result[...] = places[...] = -1
         # Move the remaining boxes to the front.
@@ -79,7 +79,7 @@ class BoxNMS(Operator, precision=Precision.WIDEST):
         result[example, to], places[example, to] = data[example, source], source
         self._reformat(xp, result[..., self.coord_start : self.coord_start + 4])
 
-    def _by_score(self, xp: ArrayNamespace, data: Array) -> tuple[Boxes, Array]:
+    def _sort_by_score(self, xp: ArrayNamespace, data: Array) -> tuple[Boxes, Array]:
         """Return the candidate boxes of each sample by descending score, and their positions."""
         scores = data[..., self.score_index]
         valid = scores > self.valid_thresh

@@ -519,8 +519,8 @@ class TakesZombies(Members):
 
 
 class KeepsTheEpoch(Members):
-    def _changed(self, now):
-        super()._changed(now)
+    def _on_change(self, now):
+        super()._on_change(now)
         self.epoch -= 1
 
 

@@ -183,7 +183,7 @@ def begins_rounds_of_many_too_soon(monkeypatch):
 
 
 def sums_many_in_order_of_enrolment(monkeypatch):
-    monkeypatch.setattr(slot, "_by_rank", dict)
+    monkeypatch.setattr(slot, "_sort_by_rank", dict)
 
 
 def backs_up_in_any_order(monkeypatch):

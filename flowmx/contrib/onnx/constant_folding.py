@@ -198,11 +198,11 @@ def _constant_of_shape(inputs: Sequence[Array | None], attributes: Attributes, o
     return np.full(tuple(map(int, _arrays(inputs)[0])), fill.reshape(()))
 
 
-_TABLE["Min"] = lambda inputs, attributes, opset: np.asarray(_reduced(np.minimum, _arrays(inputs)))
-_TABLE["Max"] = lambda inputs, attributes, opset: np.asarray(_reduced(np.maximum, _arrays(inputs)))
+_TABLE["Min"] = lambda inputs, attributes, opset: np.asarray(_reduce(np.minimum, _arrays(inputs)))
+_TABLE["Max"] = lambda inputs, attributes, opset: np.asarray(_reduce(np.maximum, _arrays(inputs)))
 
 
-def _reduced(function: Callable[[Array, Array], Array], arrays: Sequence[Array]) -> Array:
+def _reduce(function: Callable[[Array, Array], Array], arrays: Sequence[Array]) -> Array:
     result = arrays[0]
     for array in arrays[1:]:
         result = function(result, array)

@@ -97,14 +97,14 @@ def _shape(node: Node, shape: Sequence[Any]) -> Shape:
     return tuple(int(n) for n in shape)
 
 
-def _fixed(nodes: Sequence[Node], params: Params) -> dict[Node, Shape]:
+def _fixed_shapes(nodes: Sequence[Node], params: Params) -> dict[Node, Shape]:
     return {node: params[node.name].shape for node in nodes if node.is_variable and node.name in params}
 
 
 def _trials(symbol: Symbol, params: Params, dims: Mapping[Node, Lengths]) -> dynamic_lengths.Shapes:
     nodes = topological(symbol.entries)
     try:
-        return dynamic_lengths.trials(nodes, _fixed(nodes, params), dims)
+        return dynamic_lengths.trials(nodes, _fixed_shapes(nodes, params), dims)
     except ShapeError as error:
         if any(isinstance(length, Varying) for dim in dims.values() for length in dim):
             raise ShapeError(f"the model does not support the dynamic axes in dynamic_input_shapes: {error}") from None
@@ -119,7 +119,7 @@ def _dynamic(
         return {node: tuple(shape) for node, shape in shapes.items()}, {}
     nodes = topological(symbol.entries)
     if templates is None:
-        return dynamic_lengths.make_dynamic(nodes, _fixed(nodes, params), shapes), {}
+        return dynamic_lengths.make_dynamic(nodes, _fixed_shapes(nodes, params), shapes), {}
     for node, template in templates.items():
         _check_template(node, template, shapes[node])
     names: dict[Node, Names] = {
@@ -133,7 +133,7 @@ def _dynamic(
         return {node: _lengths(template, shapes[node], numbers, apart) for node, template in templates.items()}
 
     try:  # lengths without names are distinguished by their axes, if the graph lets them differ
-        dynamic_lengths.trials(nodes, _fixed(nodes, params), dims(apart=True))
+        dynamic_lengths.trials(nodes, _fixed_shapes(nodes, params), dims(apart=True))
     except ShapeError:
         return dims(apart=False), names
     return dims(apart=True), names

@@ -112,7 +112,7 @@ class StageImport(GraphImport):
         other._names = Names()
         other._rest = self._rest.copy()
         other._arrays = set(arrays) - set(constants)
-        other.values = {name: _detached(value) for name, value in self.values.items() if isinstance(value, Known)}
+        other.values = {name: _detach(value) for name, value in self.values.items() if isinstance(value, Known)}
         for name, (shape, dtype) in arrays.items():
             other.values[name] = other._variable(name, shape, dtype)
         for name, array in constants.items():
@@ -211,7 +211,7 @@ class StageImport(GraphImport):
         return array.astype(bool) if is_cast or (node is not None and node.op_type in _CONDITIONS) else array
 
 
-def _detached(value: Known) -> Known:
+def _detach(value: Known) -> Known:
     """Return a known value without the symbols that it refers to."""
     detached = Known.constant(value.trials[0], value.name)
     detached.numbers, detached.is_from_file = value.numbers, value.is_from_file

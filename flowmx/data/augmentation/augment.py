@@ -71,7 +71,7 @@ def _crop_square(image: Image, options: AugmentOptions, size: Size, u: Any) -> I
             f"the image is {rows} high and {columns} wide when it is cropped, smaller than max_crop_size, which is "
             f"{options.max_crop_size}: pass a larger `resize`"
         )
-    length = _between(u[_CROP][2], options.min_crop_size, options.max_crop_size)
+    length = _draw_int(u[_CROP][2], options.min_crop_size, options.max_crop_size)
     return _resize(_crop(image, (length, length), options.rand_crop, u[_CROP]), size, options, u[_METHODS][2])
 
 
@@ -88,10 +88,10 @@ def _enlarge(image: Image, options: AugmentOptions, size: Size, u: float) -> Ima
 def _crop(image: Image, size: Size, is_random: bool, u: Any) -> Image:
     if not is_random:
         return center_crop(image, size)
-    return crop(image, _between(u[0], 0, image.shape[0] - size[0]), _between(u[1], 0, image.shape[1] - size[1]), size)
+    return crop(image, _draw_int(u[0], 0, image.shape[0] - size[0]), _draw_int(u[1], 0, image.shape[1] - size[1]), size)
 
 
-def _between(u: float, low: int, high: int) -> int:
+def _draw_int(u: float, low: int, high: int) -> int:
     """Return an int from low to high, both included."""
     return min(low + int(u * (high - low + 1)), high)
 
@@ -140,4 +140,4 @@ def _affine(image: Image, options: AugmentOptions, u_method: float, u: Any) -> I
 def _angle(options: AugmentOptions, u: float) -> int:
     if options.rotate_list:
         return options.rotate_list[min(int(u * len(options.rotate_list)), len(options.rotate_list) - 1)]
-    return options.rotate if options.rotate > 0 else _between(u, -options.max_rotate_angle, options.max_rotate_angle)
+    return options.rotate if options.rotate > 0 else _draw_int(u, -options.max_rotate_angle, options.max_rotate_angle)

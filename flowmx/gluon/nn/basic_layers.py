@@ -150,7 +150,7 @@ class Dense(Layer):
     def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
         if self.act is not None and isinstance(x, NDArray) and self._can_fuse_activation(x, weight):
             inputs = (x, weight) if bias is None else (x, weight, bias)
-            return apply(_fused(self._units, bias is None, self._flatten, self.act._act_type), inputs)
+            return apply(_fused_operator(self._units, bias is None, self._flatten, self.act._act_type), inputs)
         out = F.FullyConnected(
             x, weight, bias, no_bias=bias is None, num_hidden=self._units, flatten=self._flatten, name="fwd"
         )
@@ -183,7 +183,7 @@ _ACTIVATION = Activation.hybrid_forward
 
 
 @lru_cache(1024)
-def _fused(units: int, no_bias: bool, flatten: bool, act_type: str) -> Operator:
+def _fused_operator(units: int, no_bias: bool, flatten: bool, act_type: str) -> Operator:
     """Return the operator of a product with an activation."""
     return lookup("_dense").create(num_hidden=units, no_bias=no_bias, flatten=flatten, act_type=act_type)
 

@@ -77,7 +77,7 @@ class Search:
         if _product_of(node.op) is None:
             return None
         weights, values = node.inputs if isinstance(node.op, BatchDot) else node.inputs[::-1]
-        values = self._without_cast(values)
+        values = self._skip_cast(values)
         softmax, factor = self._source(weights, node)
         if factor != 1 or not self._is_softmax(softmax, node):
             return None
@@ -137,7 +137,7 @@ class Search:
                 if self._rewriter.shapes[scores] == self._rewriter.shapes[entry]:
                     yield scores, bias
 
-    def _without_cast(self, values: Entry) -> Entry:
+    def _skip_cast(self, values: Entry) -> Entry:
         """Return values without a cast by which mixed precision widened them to the dtype of the weights."""
         inner, dtypes = values.node.inputs[0] if isinstance(values.node.op, AmpCast) else values, self._rewriter.dtypes
         return inner if is_floating(dtypes[inner]) and dtypes[inner].itemsize < dtypes[values].itemsize else values

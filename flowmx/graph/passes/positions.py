@@ -70,7 +70,7 @@ def _moved_strides(rewriter: Rewriter) -> tuple[dict[Node, Shape], dict[Node, Sh
         entry = Entry(node, 0)
         if type(node.op) not in _CONVOLUTIONS or entry in results:
             continue
-        wanted = {_skipped(reader, position, strides) for reader, position in readers.get(entry, ())}
+        wanted = {_read_strides(reader, position, strides) for reader, position in readers.get(entry, ())}
         step = wanted.pop() if len(wanted) == 1 else None
         if step is not None and max(step) > 1:
             steps[node] = step
@@ -81,7 +81,7 @@ def _moved_strides(rewriter: Rewriter) -> tuple[dict[Node, Shape], dict[Node, Sh
     return strides, steps
 
 
-def _skipped(reader: Node, position: int, strides: dict[Node, Shape]) -> Shape | None:
+def _read_strides(reader: Node, position: int, strides: dict[Node, Shape]) -> Shape | None:
     """Return the strides with which a node reads single positions of an input; None if it reads others, too."""
     op: Any = reader.op
     if position != 0 or type(op) not in _CONVOLUTIONS or not _is_pointwise(op):

@@ -41,13 +41,13 @@ def fuse_layers(entries: Sequence[Entry]) -> list[Entry]:
 
     Operators that only return their input in prediction are removed.
     """
-    outputs = rebuild(entries, _without_identities)
+    outputs = rebuild(entries, _skip_identities)
     outputs = _fuse_chains(outputs, Convolution, SubgraphConvolution, _after_convolution)
     outputs = _fuse_chains(outputs, FullyConnected, SubgraphProduct, _after_product)
     return _align_ranges(_fuse_conversions(outputs))
 
 
-def _without_identities(node: Node, inputs: tuple[Entry, ...]) -> Entry | None:
+def _skip_identities(node: Node, inputs: tuple[Entry, ...]) -> Entry | None:
     op = node.op
     if (isinstance(op, Dropout) and op.mode == "training") or (
         op is not None and op.traits.passing is Passing.ALWAYS and not op.traits.casts and len(inputs) == 1

@@ -117,7 +117,7 @@ class Blocks:
         context = runner.plan.graph.default
         nbytes = runner.plan.arenas.get(context, 0)
         with self._lock:
-            block = self._fitting(nbytes, preferred)
+            block = self._take_fitting_block(nbytes, preferred)
             if block is None:
                 self._drop_blocks()
         if block is None:
@@ -130,7 +130,7 @@ class Blocks:
         runner.bind_arena(context, block.memory)
         return block
 
-    def _fitting(self, nbytes: int, preferred: Block | None) -> Block | None:
+    def _take_fitting_block(self, nbytes: int, preferred: Block | None) -> Block | None:
         """Remove and return a free block that is large enough, or return None (locked)."""
         if preferred is None or preferred not in self._free or preferred.memory.nbytes < nbytes:
             fitting = [block for block in self._free if block.memory.nbytes >= nbytes]

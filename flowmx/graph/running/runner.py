@@ -228,7 +228,7 @@ class Runner:
         if memory is None:
             self.bind(entries, [None] * len(entries))
         else:
-            self.bind(entries, [self._shaped(memory, offsets[plan.place[entry]], entry) for entry in entries])
+            self.bind(entries, [self._view_entry(memory, offsets[plan.place[entry]], entry) for entry in entries])
         for node, place in plan.workspace.items():
             if plan.graph.context(node) is context and node in self.first_consumer:
                 start = offsets[place]
@@ -248,7 +248,7 @@ class Runner:
         """Return the memory of an arena that is bound."""
         return cast("Array", self._arena_memory[context])
 
-    def _shaped(self, memory: Array, start: int, entry: Entry) -> Array:
+    def _view_entry(self, memory: Array, start: int, entry: Entry) -> Array:
         """Return the bytes of an arena from ``start`` on as the array of an entry."""
         graph = self.plan.graph
         shape, dtype = graph.shapes[entry], graph.dtypes[entry]

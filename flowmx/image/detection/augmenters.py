@@ -154,7 +154,7 @@ class DetRandomCropAug(DetAugmenter):
         for _ in range(self.max_attempts if self.enabled else 0):
             frame = self._frame(height, width)
             if frame is not None and self._covers(label, frame, height, width):
-                objects = self._remaining(label, frame, height, width)
+                objects = self._covered_objects(label, frame, height, width)
                 if len(objects):
                     return functions.fixed_crop(src, *frame), objects
         return src, label
@@ -184,7 +184,7 @@ class DetRandomCropAug(DetAugmenter):
         coverage = coverage[coverage > 0]
         return frame.width * frame.height >= 2 and coverage.size > 0 and coverage.min() > self.min_object_covered
 
-    def _remaining(self, label: Label, frame: _Rectangle, height: int, width: int) -> Label:
+    def _covered_objects(self, label: Label, frame: _Rectangle, height: int, width: int) -> Label:
         """Return the objects with enough coverage, relative to the crop."""
         out = _to_frame(label, frame, height, width)
         out[:, 1:5] = np.clip(out[:, 1:5], 0, 1)

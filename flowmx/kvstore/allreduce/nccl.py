@@ -71,14 +71,14 @@ class NcclCommunicator(Communicator):
             return self._peers.reduce(sources, device, priority)
         root, total = self._ranks[device], empty_on(device, sources[0].size, sources[0].element_type)
         results = [total if rank == root else None for rank in range(len(self.devices))]
-        self._push("reduce", self._by_rank(sources), results, (self._nccl.NCCL_SUM, root), priority)
+        self._push("reduce", self._sources_by_rank(sources), results, (self._nccl.NCCL_SUM, root), priority)
         return total
 
     def all_reduce(self, sources: Sequence[NDArray], devices: Sequence[Device], priority: int = 0) -> list[NDArray]:
         if self._type_of(sources[0]) is None:
             return self._peers.all_reduce(sources, devices, priority)
         results = [empty_on(device, sources[0].size, sources[0].element_type) for device in self.devices]
-        self._push("allReduce", self._by_rank(sources), results, (self._nccl.NCCL_SUM,), priority)
+        self._push("allReduce", self._sources_by_rank(sources), results, (self._nccl.NCCL_SUM,), priority)
         return [results[self._ranks[device]] for device in devices]
 
     def broadcast(self, source: NDArray, targets: Sequence[NDArray], priority: int = 0) -> None:
@@ -97,7 +97,7 @@ class NcclCommunicator(Communicator):
     def _type_of(self, array: NDArray) -> Any:
         return getattr(self._nccl, f"NCCL_{name_of(array.element_type).upper()}", None)
 
-    def _by_rank(self, sources: Sequence[NDArray]) -> list[NDArray | None]:
+    def _sources_by_rank(self, sources: Sequence[NDArray]) -> list[NDArray | None]:
         """Return the source of each rank, or None if it has none, and participates with zeros."""
         by_rank: list[NDArray | None] = [None] * len(self.devices)
         for source in sources:

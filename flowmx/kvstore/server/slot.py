@@ -99,7 +99,7 @@ class Slot:
             self.value = step.value
         elif step.kind == "enrol":
             assert step.member is not None
-            self.counted = _by_rank({**self.counted, step.worker: step.member})
+            self.counted = _sort_by_rank({**self.counted, step.worker: step.member})
             self.marks[step.worker] = step.start
         elif step.kind == "rest":
             self.counted.pop(step.worker, None)
@@ -148,7 +148,7 @@ class Slot:
     def load(self, record: Record) -> None:
         """Replace the state by a record, and drop the step in progress."""
         self.term, self.number, self.round = record.term, record.number, record.round
-        self.marks, self.counted, self.turns = dict(record.marks), _by_rank(record.counted), dict(record.turns)
+        self.marks, self.counted, self.turns = dict(record.marks), _sort_by_rank(record.counted), dict(record.turns)
         self.value = record.value
         self.error = ""
         self.abandon_step()
@@ -177,6 +177,6 @@ class Slot:
             waiting.clear()
 
 
-def _by_rank(counted: Mapping[str, Member]) -> dict[str, Member]:
+def _sort_by_rank(counted: Mapping[str, Member]) -> dict[str, Member]:
     """Return workers in the order of summation."""
     return dict(sorted(counted.items(), key=lambda item: (item[1].rank, item[0])))

@@ -122,7 +122,7 @@ class Folder:
             [] if own_file is None else [saved for saved in own_file.records if saved.generation == self._generation]
         )
         version, config = newest.common
-        self._server.restore_records(records, (version, config if job_snapshots else _without_order(config)))
+        self._server.restore_records(records, (version, config if job_snapshots else _drop_order(config)))
         log.info("resuming from the snapshots in %s", self.path)
 
     def _path(self, rank: int) -> Path:
@@ -209,13 +209,13 @@ class Folder:
         ]  # fmt: skip
 
 
-def _without_order(config: Any) -> Any:
+def _drop_order(config: Any) -> Any:
     """Return a job's configuration for the next job, whose count of ``set_optimizer`` calls starts over."""
     if not config:
         return config
     result = {name: value for name, value in config.items() if name != "order"}
     if "spaces" in config:
-        result["spaces"] = {space: _without_order(space_config) for space, space_config in config["spaces"].items()}
+        result["spaces"] = {space: _drop_order(space_config) for space, space_config in config["spaces"].items()}
     return result
 
 

@@ -197,11 +197,11 @@ class Core:
 
     def merged(self, part: Part, ticket: int, merged: object) -> list[Effect]:
         """Handle the result of a :class:`~flowmx.kvstore.server.protocol.Merge`; return effects."""
-        return self._computed(part, self.steps.merged, ticket, merged)
+        return self._on_computed(part, self.steps.merged, ticket, merged)
 
     def updated(self, part: Part, ticket: int, value: object) -> list[Effect]:
         """Handle the result of an :class:`~flowmx.kvstore.server.protocol.Update`; return effects."""
-        return self._computed(part, self.steps.updated, ticket, value)
+        return self._on_computed(part, self.steps.updated, ticket, value)
 
     def merged_all(self, parts: Sequence[Part], tickets: Sequence[int], merged: Sequence[object]) -> list[Effect]:
         """Handle the results of a :class:`~flowmx.kvstore.server.protocol.Merges`; return effects."""
@@ -216,7 +216,7 @@ class Core:
 
     def failed(self, part: Part, ticket: int, why: str) -> list[Effect]:
         """Handle the error of a merge or an update; return effects."""
-        return self._computed(part, self.steps.failed, ticket, why)
+        return self._on_computed(part, self.steps.failed, ticket, why)
 
     def restore(self, records: Iterable[Record], common: tuple[int, Any] = (0, None)) -> list[Effect]:
         """Load a snapshot; call this before the first view.
@@ -388,7 +388,7 @@ class Core:
         self.state.mode = self._mode_of(config) or self.state.mode
         self.state.effects.append(Configure(config))
 
-    def _computed(
+    def _on_computed(
         self, part: Part, handler: Callable[[Slot, int, Any], None], ticket: int, result: object
     ) -> list[Effect]:
         slot = self.state.slots.get(part)

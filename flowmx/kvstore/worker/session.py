@@ -505,7 +505,7 @@ class Session:
     async def save_states(self, entries: Sequence[KeyState]) -> dict[Shard, bytes]:
         """Return the optimizer states of all parts."""
         states: dict[Shard, bytes] = {}
-        for home, shards in _by_home(entries):
+        for home, shards in _group_by_home(entries):
             parts = [_part(shard, self._number(entries, shard)) for shard in shards]
             response = await self._servers.call(home, "save_states", {"parts": parts})
             states.update((shard, bytes(tensor.data)) for shard, tensor in zip(shards, response.tensors, strict=True))
@@ -563,7 +563,7 @@ class Session:
             if counts is not None:
                 counts.update(zip(shards, response.header.get("counts", ()), strict=False))
 
-        await asyncio.gather(*(ask(home, shards) for home, shards in _by_home(entries)))
+        await asyncio.gather(*(ask(home, shards) for home, shards in _group_by_home(entries)))
         return numbers
 
 
@@ -572,7 +572,7 @@ def _list_keys(entries: Sequence[KeyState]) -> str:
     return ", ".join(format_key(entry.shards[0].key) for entry in entries[:3]) + more
 
 
-def _by_home(entries: Iterable[KeyState]) -> list[tuple[int, list[Shard]]]:
+def _group_by_home(entries: Iterable[KeyState]) -> list[tuple[int, list[Shard]]]:
     """Return the shards of keys by home, split into requests."""
     by_home: dict[int, list[Shard]] = {}
     for entry in entries:

@@ -34,14 +34,14 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(f"--secret-from is {arguments.secret_from!r}, expected a variable that is set")
     from flowmx.observability.dashboard import start
 
-    processes = dict(_named(text) for text in arguments.processes)
+    processes = dict(_parse_process(text) for text in arguments.processes)
     with start(arguments.host, arguments.port, os.environ.get(arguments.secret_from or ""), job=processes) as page:
         sys.stderr.write(f"flowmx: the dashboard of {len(processes)} processes is at {page.url}\n")
         threading.Event().wait()
     return usage.SUCCESS
 
 
-def _named(text: str) -> tuple[str, str]:
+def _parse_process(text: str) -> tuple[str, str]:
     """Return the name and URL of a process; the default name is its host and port."""
     name, is_named, address = text.partition("=")
     if is_named and "/" not in name:

@@ -142,10 +142,10 @@ class Sums:
         fields, layout = self._fields([("x", self._full), ("s", self._singles), ("v", self._vectors)])
         sums = f"{real} " + ", ".join([f"sum{index} = 0" for index in range(count)]) + ";"
         head = 'extern "C" __global__ void __launch_bounds__(256) kernel(const Args a)'
-        body = self._by_columns(sums) if last else self._by_rows(sums)
+        body = self._column_code(sums) if last else self._row_code(sums)
         return Program(fields, layout, f"{head} {{\n" + "\n".join(body) + "\n}\n")
 
-    def _by_rows(self, sums: str) -> list[str]:
+    def _row_code(self, sums: str) -> list[str]:
         """Return the code for one block per part of a channel, with contiguous elements."""
         real, count = self._real, len(self._terms)
         lines = [
@@ -168,7 +168,7 @@ class Sums:
         lines += [f"for (int w = 0; w < {THREADS // 32}; ++w) total += warps[threadIdx.x][w];"]
         return [*lines, "a.partial[(threadIdx.x * a.parts + part) * a.channels + channel] = total;", "}"]
 
-    def _by_columns(self, sums: str) -> list[str]:
+    def _column_code(self, sums: str) -> list[str]:
         """Return the code for one block per part of neighbouring channels, with innermost channels."""
         real, count = self._real, len(self._terms)
         return [

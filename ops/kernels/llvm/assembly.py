@@ -346,10 +346,10 @@ class Code:
         real, (element, suffix) = self._real(address), self._storage_of(address)
         place, size, stored = self.at(address, index), real.nbytes, f"<{self.lanes} x {element}>"
         if mask is None:
-            return self._widened(self.put(stored, f"load {stored}, {place}, align {size}"), real)
+            return self._widen(self.put(stored, f"load {stored}, {place}, align {size}"), real)
         name = f"llvm.masked.load.v{self.lanes}{suffix}.p0"
         fill = Value(stored, "zeroinitializer") if other is None or real.storage else other
-        vector = self._widened(self.call(name, stored, place, Value("i32", str(size)), mask, fill), real)
+        vector = self._widen(self.call(name, stored, place, Value("i32", str(size)), mask, fill), real)
         return vector if fill is other or other is None else self.choose(mask, vector, other)
 
     def store(
@@ -360,7 +360,7 @@ class Code:
         ``streams`` bypasses the caches; the address must then be the start of a cache line.
         """
         real = self._real(address)
-        place, size, value = self.at(address, index), real.nbytes, self._narrowed(value, real)
+        place, size, value = self.at(address, index), real.nbytes, self._narrow(value, real)
         if mask is None and streams:
             self._streams = True
             self.do(f"store {value}, {place}, align {self.lanes * size}, !nontemporal !0")
@@ -375,14 +375,14 @@ class Code:
         real, (element, suffix) = self._real(address), self._storage_of(address)
         stored, places = f"<{self.lanes} x {element}>", self._places(address, start, step)
         arguments = (places, Value("i32", str(real.nbytes)), self._or_all(mask), Value(stored, "zeroinitializer"))
-        return self._widened(
+        return self._widen(
             self.call(f"llvm.masked.gather.v{self.lanes}{suffix}.v{self.lanes}p0", stored, *arguments), real
         )
 
     def scatter(self, value: Value, address: Value, start: Value, step: Value, mask: Value | None = None) -> None:
         """Store a vector's elements ``step`` apart."""
         real = self._real(address)
-        arguments = (self._narrowed(value, real), self._places(address, start, step), Value("i32", str(real.nbytes)))
+        arguments = (self._narrow(value, real), self._places(address, start, step), Value("i32", str(real.nbytes)))
         name = f"llvm.masked.scatter.v{self.lanes}{self._storage_of(address)[1]}.v{self.lanes}p0"
         self.call(name, "void", *arguments, self._or_all(mask))
 
@@ -407,7 +407,7 @@ class Code:
         memory = real.storage or real
         return memory.name, memory.suffix
 
-    def _widened(self, value: Value, real: FloatType) -> Value:
+    def _widen(self, value: Value, real: FloatType) -> Value:
         """Convert a loaded value, a vector or one element, to its type in registers."""
         if real.storage is None:
             return value
@@ -415,9 +415,9 @@ class Code:
         if real.storage.name == "half":
             return self.put(wide, f"fpext {value} to {wide}")
         bits = self.put(integers, f"zext {value} to {integers}")
-        return self.put(wide, f"bitcast {self._shifted('shl', bits)} to {wide}")
+        return self.put(wide, f"bitcast {self._shift('shl', bits)} to {wide}")
 
-    def _narrowed(self, value: Value, real: FloatType) -> Value:
+    def _narrow(self, value: Value, real: FloatType) -> Value:
         """Round a value to its type in memory before it is stored: to nearest, ties to even."""
         if real.storage is None:
             return value
@@ -426,15 +426,15 @@ class Code:
             return self.put(stored, f"fptrunc {value} to {stored}")
         integers = self.integers if value.is_vector else real.integer
         bits = self.put(integers, f"bitcast {value} to {integers}")
-        high = self._shifted("lshr", bits)
+        high = self._shift("lshr", bits)
         odd = self.put(integers, f"and {high}, {self._whole(1, integers)}")
         half = self.put(integers, f"add {odd}, {self._whole(0x7FFF, integers)}")
-        rounded = self._shifted("lshr", self.put(integers, f"add {bits}, {half.name}"))
+        rounded = self._shift("lshr", self.put(integers, f"add {bits}, {half.name}"))
         quiet = self.put(integers, f"or {high}, {self._whole(0x40, integers)}")
         is_nan = self.put(self.mask if value.is_vector else "i1", f"fcmp uno {value}, {value.name}")
         return self.put(stored, f"trunc {self.choose(is_nan, quiet, rounded)} to {stored}")
 
-    def _shifted(self, direction: str, bits: Value) -> Value:
+    def _shift(self, direction: str, bits: Value) -> Value:
         return self.put(bits.type, f"{direction} {bits}, {self._whole(16, bits.type)}")
 
     def _whole(self, value: int, type: str) -> str:
@@ -451,7 +451,7 @@ class Code:
     def load_one(self, address: Value, index: Value) -> Value:
         """Load one element."""
         stored = self._storage_of(address)[0]
-        return self._widened(self.put(stored, f"load {stored}, {self.at(address, index)}"), self._real(address))
+        return self._widen(self.put(stored, f"load {stored}, {self.at(address, index)}"), self._real(address))
 
     def load_index(self, address: Value, index: Value) -> Value:
         """Load one element of an int64 array."""
@@ -464,7 +464,7 @@ class Code:
 
     def store_one(self, value: Value, address: Value, index: Value) -> None:
         """Store one element."""
-        self.do(f"store {self._narrowed(value, self._real(address))}, {self.at(address, index)}")
+        self.do(f"store {self._narrow(value, self._real(address))}, {self.at(address, index)}")
 
     # -- numbers ---------------------------------------------------------------------------------------
 

@@ -162,8 +162,8 @@ def _weight(op: Operator, dtype: DType, count: int) -> int | None:
 def compute(chain: Chain, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Run a chain as one loop if it is big enough and its arrays can be walked, else link by link."""
     if outputs[0].size * len(chain.links) < _MIN_SIZE or not (
-        _computed(chain, inputs, outputs)
-        or compute_in_common_layout(outputs[0], inputs, outputs, lambda *laid: _computed(chain, *laid))
+        _run_loop(chain, inputs, outputs)
+        or compute_in_common_layout(outputs[0], inputs, outputs, lambda *laid: _run_loop(chain, *laid))
     ):
         chain.forward(run, inputs, outputs)
 
@@ -198,7 +198,7 @@ def compile_ahead(chains: Sequence[tuple[Operator, Sequence[Laid], Sequence[Laid
     begin_compiling(programs)
 
 
-def _computed(chain: Chain, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+def _run_loop(chain: Chain, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
     """Run the loop; return False if no loop fits these arrays, or it is not compiled (yet)."""
     call = _call(chain, inputs, outputs)
     return call is not None and call.run(inputs, outputs)

@@ -35,13 +35,13 @@ _MIN_SIZES = {
 """The forward is as fast below this number of elements, for functions that are slow in NumPy."""
 
 
-def _of_one(function: Callable[[Expr], Expr]) -> Callable[..., Expr]:
+def _unary(function: Callable[[Expr], Expr]) -> Callable[..., Expr]:
     return lambda p, x: function(x)
 
 
 for _row in TABLE:
     if expanded([_row.formula(placeholder(0))]) is not None:
-        fused(_row.name, _of_one(_row.formula), least=_MIN_SIZES.get(_row.name, _PLAIN))
+        fused(_row.name, _unary(_row.formula), least=_MIN_SIZES.get(_row.name, _PLAIN))
 
 # -- two operands ------------------------------------------------------------------------------------------
 
@@ -66,7 +66,7 @@ _SCALAR = {"add": "_plus_scalar", "sub": "_minus_scalar"}
 _REVERSED = {"sub": "_rminus_scalar", "div": "_rdiv_scalar"}
 
 
-def _of_two(function: Callable[[Any, Any], Expr]) -> Callable[..., Expr]:
+def _binary(function: Callable[[Any, Any], Expr]) -> Callable[..., Expr]:
     return lambda p, a, b: function(a, b)
 
 
@@ -80,8 +80,8 @@ def _number_with(function: Callable[[Any, Any], Expr]) -> Callable[..., Expr]:
 
 for _name, _pair in _TWO.items():
     _same = f"elemwise_{_name}" if _name in ("add", "sub", "mul", "div") else f"_{_name}"
-    fused(f"broadcast_{_name}", _of_two(_pair), least=_PLAIN)
-    fused(_same, _of_two(_pair), least=_PLAIN)
+    fused(f"broadcast_{_name}", _binary(_pair), least=_PLAIN)
+    fused(_same, _binary(_pair), least=_PLAIN)
     fused(_SCALAR.get(_name, f"_{_name}_scalar"), _with_number(_pair), least=_PLAIN)
     if _name in _REVERSED:
         fused(_REVERSED[_name], _number_with(_pair), least=_PLAIN)
@@ -123,7 +123,7 @@ def _act_type(op: Any) -> Any:
     return op.act_type
 
 
-def _rectified(p: Parameters, x: Expr, gamma: Expr | None = None) -> Expr | None:
+def _leaky_relu(p: Parameters, x: Expr, gamma: Expr | None = None) -> Expr | None:
     rectifier = RECTIFIERS.get(p.op.act_type)
     return None if rectifier is None else rectifier.compute(p, x)
 
@@ -135,7 +135,7 @@ fused(
     variant=_act_type,
     least=MIN_SIZE_MANY_STEPS,
 )
-fused("LeakyReLU", _rectified, variant=_act_type, least=MIN_SIZE_MANY_STEPS)
+fused("LeakyReLU", _leaky_relu, variant=_act_type, least=MIN_SIZE_MANY_STEPS)
 fused(
     "_backward_LeakyReLU",
     lambda p, head, x: head * RECTIFIERS[p.op.act_type].slope(p, x),

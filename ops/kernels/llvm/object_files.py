@@ -58,13 +58,13 @@ def load(content: bytes) -> int | None:
     if not can_load():
         return None
     try:
-        image, start = _linked(content)
-        return _mapped(image) + start
+        image, start = _link(content)
+        return _map_executable(image) + start
     except (_Unsupported, OSError, struct.error, IndexError, ValueError):
         return None
 
 
-def _linked(content: bytes) -> tuple[bytearray, int]:
+def _link(content: bytes) -> tuple[bytearray, int]:
     """Link a file's sections into a position-independent image; return it and the offset of the function."""
     magic, kind, machine, _, _, _, offset, _, _, _, _, size, count, _ = _HEAD.unpack_from(content)
     if (magic, kind, machine, size) != (b"\x7fELF", _OBJECT, _X86_64, _SECTION.size):
@@ -145,7 +145,7 @@ def _process() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _mapped(image: bytes | bytearray) -> int:
+def _map_executable(image: bytes | bytearray) -> int:
     """Return the address of executable memory with these bytes, which is never freed.
 
     Raises:

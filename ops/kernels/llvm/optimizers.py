@@ -21,7 +21,7 @@ _loops: dict[Hashable, Loop | None] = {}
 
 
 @mixed_update("cpu")
-def _mixed(rule: Rule, p: object, inputs: Sequence[Array], out: Array) -> bool:
+def _update_mixed(rule: Rule, p: object, inputs: Sequence[Array], out: Array) -> bool:
     """Update a float32 copy from a gradient of 16 bits, and round it to the weight."""
     _, grad, *states, weight = inputs
     arrays = [weight, grad, *states, weight, *states, out]

@@ -31,7 +31,7 @@ class CellStep(Kernel):
     def compute(self, op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute into the outputs."""
         arrays = op.pieces(inputs, outputs)
-        axes = _walked(arrays)
+        axes = _loop_axes(arrays)
         if axes is not None:
             loop = self._strided_loop(axes)
             threads = loop.threads(axes)
@@ -42,7 +42,7 @@ class CellStep(Kernel):
     def bind(self, op: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
         """Return the kernel specialized for arrays of these shapes and dtypes."""
         inputs, outputs = ([np.empty(shape, dtype) for shape, dtype in forms] for forms in (in_forms, out_forms))
-        axes = _walked(op.pieces(inputs, outputs))
+        axes = _loop_axes(op.pieces(inputs, outputs))
         if axes is None:
             return None
         loop = self._strided_loop(axes)
@@ -73,7 +73,7 @@ class CellStep(Kernel):
         return loop
 
 
-def _walked(arrays: Sequence[Array]) -> Axes | None:
+def _loop_axes(arrays: Sequence[Array]) -> Axes | None:
     """Return the axes of the loop over arrays of the same shape; None if there is no loop for them."""
     shape = arrays[-1].shape
     if not all(shape) or any(each.dtype != FLOAT32 or each.shape != shape for each in arrays):

@@ -102,7 +102,7 @@ def _text(taps: int, features: frozenset[str]) -> str:
         "br label %column",
         "column:", f"%begin = phi i64 [0, %have{taps - 1}], [%next_x, %column]",
         "%x = call i64 @llvm.smin.i64(i64 %begin, i64 %last)",
-        *(_linear() if taps == 2 else _rounded(taps)),
+        *(_linear() if taps == 2 else _round_code(taps)),
         "%place = getelementptr i8, ptr %out, i64 %x", f"store <{_LANES} x i8> %bytes, ptr %place, align 1",
         f"%next_x = add i64 %begin, {_LANES}", "%more = icmp slt i64 %next_x, %length",
         "br i1 %more, label %column, label %row_done",
@@ -159,7 +159,7 @@ def _row_of(tap: int, taps: int) -> list[str]:
     ]  # fmt: skip
 
 
-def _loaded(tap: int) -> list[str]:
+def _load_code(tap: int) -> list[str]:
     return [
         f"%ha{tap} = getelementptr i32, ptr %held{tap}, i64 %x",
         f"%h{tap} = load {_INTS}, ptr %ha{tap}, align 4",
@@ -175,7 +175,7 @@ def _linear() -> list[str]:
     lines = []
     for tap in range(2):
         lines += [
-            *_loaded(tap),
+            *_load_code(tap),
             f"%c{tap} = ashr {_INTS} %h{tap}, {_every(4)}",
             f"%d{tap} = mul {_INTS} %c{tap}, %b{tap}",
             f"%e{tap} = ashr {_INTS} %d{tap}, {_every(16)}",
@@ -189,12 +189,16 @@ def _linear() -> list[str]:
     ]
 
 
-def _rounded(taps: int) -> list[str]:
+def _round_code(taps: int) -> list[str]:
     """Several rows, rounded once."""
     lines = []
     for tap in range(taps):
         before = f"%t{tap - 1}" if tap else _every(1 << 21)
-        lines += [*_loaded(tap), f"%d{tap} = mul {_INTS} %h{tap}, %b{tap}", f"%t{tap} = add {_INTS} {before}, %d{tap}"]
+        lines += [
+            *_load_code(tap),
+            f"%d{tap} = mul {_INTS} %h{tap}, %b{tap}",
+            f"%t{tap} = add {_INTS} {before}, %d{tap}",
+        ]
     return [*lines, f"%i = ashr {_INTS} %t{taps - 1}, {_every(22)}", *_cut_off()]
 
 

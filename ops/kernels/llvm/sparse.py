@@ -77,7 +77,7 @@ def _add_row(
         code.store_one(_scalar(code, "fadd", code.load_one(out, at), term), out, at)
 
 
-def _by_rows(real: FloatType, single: bool, features: frozenset[str]) -> str:
+def _row_products(real: FloatType, single: bool, features: frozenset[str]) -> str:
     """``out[i] = Σ data[e] · b[indices[e]]`` over the elements e of row i, a task for each share of the rows."""
     code = Code(real, features)
     share, length, rows, _ = (code.word() for _ in range(4))
@@ -93,7 +93,7 @@ def _by_rows(real: FloatType, single: bool, features: frozenset[str]) -> str:
     return code.finish()
 
 
-def _by_columns(real: FloatType, single: bool, apart: bool, features: frozenset[str]) -> str:
+def _column_products(real: FloatType, single: bool, apart: bool, features: frozenset[str]) -> str:
     """``out[places[e]] += data[e] · b[i]`` over the elements e of all rows i, from zeros.
 
     A task is either a share of the columns of ``b``, or, with ``apart``, a share of the matrix's rows, summed into a
@@ -125,12 +125,12 @@ def _by_columns(real: FloatType, single: bool, apart: bool, features: frozenset[
 
 @lru_cache
 def _rows_program(dtype: np.dtype[np.generic], single: bool) -> Program:
-    return Program(partial(_by_rows, _FLOAT_TYPES[dtype], single))
+    return Program(partial(_row_products, _FLOAT_TYPES[dtype], single))
 
 
 @lru_cache
 def _columns_program(dtype: np.dtype[np.generic], single: bool, apart: bool) -> Program:
-    return Program(partial(_by_columns, _FLOAT_TYPES[dtype], single, apart))
+    return Program(partial(_column_products, _FLOAT_TYPES[dtype], single, apart))
 
 
 def _suits(width: int, data: Array, *arrays: Array) -> bool:

@@ -179,7 +179,9 @@ def packed_filters(
     windows: Windows, data: Geometry, weight: Geometry, out: Geometry, epilogue: Epilogue
 ) -> Desc | None:
     """Return the layout of packed filters, for data and output of these shapes and types, in any layout."""
-    return _packed_filters(windows, _lying_last(data), dense(weight.shape, weight.dtype), _lying_last(out), epilogue)
+    return _packed_filters(
+        windows, _as_channels_last(data), dense(weight.shape, weight.dtype), _as_channels_last(out), epilogue
+    )
 
 
 @cache
@@ -191,7 +193,7 @@ def _packed_filters(
     return None if work is None else work.filters()
 
 
-def _lying_last(array: Geometry) -> Geometry:
+def _as_channels_last(array: Geometry) -> Geometry:
     return array._replace(strides=channels_last_strides(array.shape))
 
 

@@ -79,7 +79,7 @@ def _forward(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array
     op.forward(run, inputs, outputs)
 
 
-def _by_work(work: Work) -> Compute:
+def _compute_with(work: Work) -> Compute:
     def compute(op: object, run: object, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         arrays = [*_with_dense_vectors(inputs), *outputs]  # referenced until the work is done: some are copies
         work(*map(pointer, arrays))
@@ -87,8 +87,8 @@ def _by_work(work: Work) -> Compute:
     return compute
 
 
-def _by_dense_work(work: Work, count: int) -> Compute:
-    """Return the same as :func:`_by_work`, for arrays known to be in C order."""
+def _compute_dense_with(work: Work, count: int) -> Compute:
+    """Return the same as :func:`_compute_with`, for arrays known to be in C order."""
     fixed = FixedWork(work, count)
 
     def compute(op: object, run: object, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -189,10 +189,10 @@ class PrimitiveKernel(Kernel):
             compute = functions.get(threads)
             if compute is None:
                 compute = self._choose(op, inputs, outputs, True)
-                compute = functions[threads] = by_forward if compute is _forward else compute
+                compute = functions[threads] = run_forward if compute is _forward else compute
             compute(op, run, inputs, outputs)
 
-        def by_forward(op: object, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        def run_forward(op: object, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
             simply(run, inputs, outputs)
 
         return bound
@@ -205,7 +205,7 @@ class PrimitiveKernel(Kernel):
         if work is not None:
             # Whether an addend shares the output's memory decides on a copy.
             is_fixed = dense and not getattr(op, "has_addend", False)
-            return _by_dense_work(work, len(inputs) + len(outputs)) if is_fixed else _by_work(work)
+            return _compute_dense_with(work, len(inputs) + len(outputs)) if is_fixed else _compute_with(work)
         if getattr(op, "packed", False):
             raise OneDNNError(f"oneDNN: {op.name} cannot read the weight that was packed for it")
         plain = all(each.flags.c_contiguous and not _is_half(each) for each in (*inputs, *outputs))

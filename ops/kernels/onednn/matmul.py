@@ -81,7 +81,7 @@ def multiply(a: Array, b: Array, c: Array) -> bool:
     count = c.size * a.shape[-1]
     if count < SMALL_BY_VECTOR or not suits(a, b, c):
         return False
-    if c.ndim == 2 and 1 in c.shape and c.dtype == FLOAT32 == a.dtype and _by_vector(a, b, c):
+    if c.ndim == 2 and 1 in c.shape and c.dtype == FLOAT32 == a.dtype and _multiply_vector(a, b, c):
         return True
     if count < SMALL:
         return False
@@ -93,7 +93,9 @@ def multiply(a: Array, b: Array, c: Array) -> bool:
 
 
 @fixed_shape_product("cpu")
-def _fixed(a: Matrices, b: Matrices, out: Shape, dtype: NumPyType) -> Callable[[Array, Array, Array], bool] | None:
+def _make_fixed_product(
+    a: Matrices, b: Matrices, out: Shape, dtype: NumPyType
+) -> Callable[[Array, Array, Array], bool] | None:
     if len(out) == 2 and 1 in out:
         return None
     left, right = (_matrices(*each) for each in (a, b))
@@ -170,7 +172,7 @@ class _RepeatedProduct:
 
 
 @product_preparation("cpu")
-def _repeated(b: Array, rows: int, dtype: NumPyType) -> _RepeatedProduct | None:
+def _prepare_product(b: Array, rows: int, dtype: NumPyType) -> _RepeatedProduct | None:
     if dtype != FLOAT32 or rows * b.size < SMALL_BY_VECTOR or not suits(b) or (b.dtype == dtype and rows == 1):
         return None
     kind = TYPES[b.dtype]
@@ -179,7 +181,7 @@ def _repeated(b: Array, rows: int, dtype: NumPyType) -> _RepeatedProduct | None:
     return None if product is None or reorder is None else _RepeatedProduct(product, reorder, b, rows, dtype)
 
 
-def _by_vector(a: Array, b: Array, c: Array) -> bool:
+def _multiply_vector(a: Array, b: Array, c: Array) -> bool:
     """Compute a product of a vector and a matrix with contiguous rows; return False for other factors."""
     matrix, vector = (b.T, a[0]) if c.shape[0] == 1 else (a, b[:, 0])
     out = c.reshape(-1)

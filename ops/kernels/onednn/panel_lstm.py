@@ -74,13 +74,13 @@ def _pack_side(sizes: Sizes, side: Weights, packed: Array, place: int) -> int:
     bias = widen(side.input_bias) + widen(side.recurrent_bias)
     depths = (panels.DEEPEST, sizes.units)
     for weight, length, depth in zip((side.input, side.recurrent), sizes.lengths, depths, strict=False):
-        panels.pack(_by_units(weight, sizes.units), packed[place : place + length], depth)
+        panels.pack(_panel_rows(weight, sizes.units), packed[place : place + length], depth)
         place += length
-    packed[place : place + sizes.gates] = _by_units(bias, sizes.units)
+    packed[place : place + sizes.gates] = _panel_rows(bias, sizes.units)
     return place + sizes.gates
 
 
-def _by_units(weight: Array, units: int) -> Array:
+def _panel_rows(weight: Array, units: int) -> Array:
     """Return the rows of gates in the order of panels: four gates of 16 units; missing units are 0."""
     rest = weight.shape[1:]
     padded = np.zeros((_GATES, -(-units // LANES) * LANES, *rest), np.float32)

@@ -92,7 +92,7 @@ def product(n: NodeImport, left: Symbol, right: Symbol) -> Symbol:
         return n.make("dot", left, right)
     heads = n.dims(left)[:-2], n.dims(right)[:-2]
     if min(ranks) > 2 and heads[0] != heads[1]:
-        left, right = _expanded(n, left, right, heads)
+        left, right = _broadcast_batch_axes(n, left, right, heads)
         ranks, heads = (n.rank(left), n.rank(right)), (n.dims(left)[:-2], n.dims(right)[:-2])
     if ranks == (3, 3) and heads[0] == heads[1]:
         return n.make("batch_dot", left, right)
@@ -108,7 +108,9 @@ def product(n: NodeImport, left: Symbol, right: Symbol) -> Symbol:
     return n.make("_linalg_gemm2", left, right)
 
 
-def _expanded(n: NodeImport, left: Symbol, right: Symbol, heads: tuple[Lengths, Lengths]) -> tuple[Symbol, Symbol]:
+def _broadcast_batch_axes(
+    n: NodeImport, left: Symbol, right: Symbol, heads: tuple[Lengths, Lengths]
+) -> tuple[Symbol, Symbol]:
     """Broadcast the batch axes of two factors, whose lengths are ``heads``."""
     rank = max(map(len, heads))
     padded = [(1,) * (rank - len(lengths)) + lengths for lengths in heads]

@@ -69,8 +69,8 @@ def _resize(n: NodeImport) -> Symbol:
     sizes = _target(n)
     old = n.dims()
     if mode == "nearest":
-        times = {new // length for new, length in zip(sizes[2:], _fixed(n, old[2:]), strict=True)}
-        exact = all(new % length == 0 for new, length in zip(sizes[2:], _fixed(n, old[2:]), strict=True))
+        times = {new // length for new, length in zip(sizes[2:], _fixed_lengths(n, old[2:]), strict=True)}
+        exact = all(new % length == 0 for new, length in zip(sizes[2:], _fixed_lengths(n, old[2:]), strict=True))
         constants = (place, n.attr("nearest_mode", "round_prefer_floor")) in NEAREST
         if len(times) != 1 or not exact or not constants:
             raise Unsupported(
@@ -85,7 +85,7 @@ def _resize(n: NodeImport) -> Symbol:
     return n.make("_contrib_BilinearResize2D", n.symbol(0), height=sizes[2], width=sizes[3], align_corners=aligned)
 
 
-def _fixed(n: NodeImport, lengths: Sequence[Length]) -> list[int]:
+def _fixed_lengths(n: NodeImport, lengths: Sequence[Length]) -> list[int]:
     return [n.fixed(length, "the size of its input") for length in lengths]
 
 

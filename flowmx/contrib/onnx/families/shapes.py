@@ -393,5 +393,5 @@ def _shape_by_content(n: NodeImport) -> Symbol:
 
 
 @imports("Constant", "BitShift", "BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix", "DFT", "MaxUnpool")
-def _unsupported(n: NodeImport) -> Symbol:
+def _raise_unsupported(n: NodeImport) -> Symbol:
     raise Unsupported("its inputs are computed, expected constants")

@@ -239,7 +239,7 @@ class Estimator:
             _check_data(data, self._waiting.source_methods)
         self.max_epoch, self.max_batch, self.batch_axis = epochs, batches, batch_axis
         self.epoch_length = len(train_data) if hasattr(train_data, "__len__") else None
-        handlers = self._by_event(self._prepare_default_handlers(val_data, event_handlers))
+        handlers = self._group_by_event(self._prepare_default_handlers(val_data, event_handlers))
         await self._notify(handlers, "train_begin")
         meeting = Meeting(self.trainer._kvstore, self.trainer)
         epoch = await self._call(self._begin, meeting, train_data, handlers, epochs or 0)
@@ -269,7 +269,7 @@ class Estimator:
         _check_data(val_data, self._waiting.source_methods)
         for metric in self.val_metrics:
             metric.reset()
-        handlers = self._by_event(self._prepare_default_validation_handlers(event_handlers))
+        handlers = self._group_by_event(self._prepare_default_validation_handlers(event_handlers))
         await self._epoch(val_data, handlers, self.batch_processor.evaluate_batch, batch_axis)
         for metric in self.val_metrics:
             log_to_curves(metric)
@@ -292,7 +292,7 @@ class Estimator:
         results = [await self._waiting.result(getattr(handler, event)(self, **details)) for handler in handlers[event]]
         return any(results)
 
-    def _by_event(self, handlers: Sequence[events.EventHandler]) -> dict[str, list[Any]]:
+    def _group_by_event(self, handlers: Sequence[events.EventHandler]) -> dict[str, list[Any]]:
         return dict(zip(_EVENTS, self._categorize_handlers(handlers), strict=True))
 
     # -- handlers, with the names that custom estimators call in MXNet -----------------------------------

@@ -181,7 +181,7 @@ def _solarize(image: Image, strength: float, fill: int, interpolation: int) -> I
     return np.where(image < 255 * (1 - strength), image, 255 - image)
 
 
-def _by_channel(image: Image, table: Callable[[Any], Any]) -> Image:
+def _map_channels(image: Image, table: Callable[[Any], Any]) -> Image:
     """Map the values of each channel by a table of 256 values, a function of the channel's histogram."""
     out = np.empty_like(image)
     for channel in range(image.shape[2]):
@@ -191,7 +191,7 @@ def _by_channel(image: Image, table: Callable[[Any], Any]) -> Image:
 
 
 def _auto_contrast(image: Image, strength: float, fill: int, interpolation: int) -> Image:
-    return _by_channel(image, _contrast_table)
+    return _map_channels(image, _contrast_table)
 
 
 def _contrast_table(histogram: Any) -> Any:
@@ -203,7 +203,7 @@ def _contrast_table(histogram: Any) -> Any:
 
 
 def _equalize(image: Image, strength: float, fill: int, interpolation: int) -> Image:
-    return _by_channel(image, _equal_table)
+    return _map_channels(image, _equal_table)
 
 
 def _equal_table(histogram: Any) -> Any:
