@@ -1,6 +1,7 @@
 """The documentation site (``make docs``): these pages and the docstrings, built by Sphinx without network access."""
 
 from importlib.metadata import version as version_of
+from pathlib import Path
 
 project = "flowmx"
 author = "the flowmx authors"
@@ -12,6 +13,7 @@ exclude_patterns = ["build", "_templates"]
 html_theme = "furo"
 html_title = f"flowmx {release}"
 html_static_path = ["_static"]
+html_search_scorer = str(Path(__file__).parent / "_static" / "scorer.js")
 html_favicon = "_static/favicon.svg"
 html_css_files = ["flowmx.css"]
 html_js_files = [("versions.js", {"type": "module"})]
@@ -29,7 +31,8 @@ myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # the docstrings describe the arguments
+autodoc_typehints = "signature"
+suppress_warnings = ["ref.python"]  # names in annotations that several modules export
 autodoc_default_options = {"members": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

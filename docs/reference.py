@@ -490,10 +490,14 @@ def write_sources(folder: Path) -> None:
         name = path.relative_to(HERE).as_posix()
         if not path.is_file() or (path.suffix in (".py", ".pyc") and name != "conf.py"):
             continue
+        if name.endswith(".md"):
+            text = with_index_entries(path.read_text(encoding="utf-8"))
         if name.startswith("api/"):
-            write(name, with_classes(path.read_text(encoding="utf-8"), Path(name).stem, write, pages))
+            write(name, with_classes(text, Path(name).stem, write, pages))
         elif name == "operators.md":
-            write(name, path.read_text(encoding="utf-8").replace("\n## ", f"{kinds_listed()}\n## ", 1))
+            write(name, text.replace("\n## ", f"{kinds_listed()}\n## ", 1))
+        elif name.endswith(".md"):
+            write(name, text)
         else:
             write(name, path.read_bytes())
     for group in (*KINDS, "more"):
@@ -505,6 +509,22 @@ def write_sources(folder: Path) -> None:
             path.unlink()
         elif path.is_dir() and not any(path.iterdir()):
             shutil.rmtree(path)
+
+
+_WORDS = re.compile(r"<!-- search: (.*?) -->", re.DOTALL)
+
+
+def with_index_entries(text: str) -> str:
+    """Return a page with an index entry for each word in its comments ``<!-- search: ... -->``.
+
+    The search of the site lists the entries first, and links to their section.
+    """
+
+    def entries(match: re.Match[str]) -> str:
+        words = ", ".join(f"! {word.strip()}" for word in match[1].split(","))
+        return f"```{{index}} {words}\n```"
+
+    return _WORDS.sub(entries, text)
 
 
 def kinds_listed() -> str:

@@ -171,7 +171,24 @@ def _finite_only(name: str) -> Callable[..., Any]:
     return call
 
 
+def _eig(xp: Any, a: Array) -> Any:
+    values, vectors = result = xp.linalg.eig(a)
+    return type(result)(values.real, vectors.real) if _are_real(xp, a, values) else result
+
+
+def _eigvals(xp: Any, a: Array) -> Array:
+    values: Array = xp.linalg.eigvals(a)
+    return values.real if _are_real(xp, a, values) else values
+
+
+def _are_real(xp: Any, a: Array, values: Array) -> bool:
+    """Return whether a real matrix has real eigenvalues, which NumPy 2.5 and newer return as complex numbers."""
+    return a.dtype.kind != "c" and values.dtype.kind == "c" and not xp.any(values.imag)
+
+
 EXTENSIONS: dict[str, Callable[..., Any]] = {
+    "linalg.eig": _eig,
+    "linalg.eigvals": _eigvals,
     "average": _average,
     "std": _std,
     "var": _var,

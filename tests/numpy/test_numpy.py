@@ -231,7 +231,7 @@ def test_functions_and_gradients_match_numpy(rows):
     ],
 )  # fmt: skip
 def test_every_call_writes_the_out_array(name, args):
-    expected = getattr(onp, name)(*args)
+    expected = getattr(onp, "trunc" if name == "fix" else name)(*args)  # NumPy 2.5 deprecates fix
     for _ in range(3):
         out = np.zeros(expected.shape, dtype=expected.dtype)
         assert getattr(np, name)(*(_ours(arg, []) for arg in args), out) is out

@@ -75,6 +75,12 @@ def test_the_files_that_a_page_names_exist(page):
 
 def test_the_index_lists_every_page_once():
     actual = pages.listed(PAGES["index.md"])
+    sections = [name for name in actual if name.startswith("sections/")]
+    for section in sections:
+        listed = [name.removeprefix("/") for name in pages.listed(PAGES[f"{section}.md"])]
+        linked = [path.removeprefix("../").removesuffix(".md") for path, _ in pages.links(PAGES[f"{section}.md"])]
+        assert set(listed) <= set(linked), section
+        actual = [*actual, *listed]
     assert sorted(actual) == sorted(
         name.removesuffix(".md") for name in PAGES if name not in ("index.md", "../README.md")
     )

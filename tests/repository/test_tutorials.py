@@ -15,7 +15,8 @@ PAGES = [
     ROOT / name
     for name in (
         "README.md", "docs/install.md", "docs/tour.md", "docs/checkpoints.md", "docs/profiler.md", "docs/doctor.md",
-        "docs/operations.md", "docs/index.md", "docs/onnx.md", "docs/simulation.md",
+        "docs/operations.md", "docs/index.md", "docs/onnx.md", "docs/simulation.md", "docs/finetune.md",
+        "docs/outputs.md", "docs/pytorch.md",
     )
 ]  # fmt: skip
 """Other pages with code. docs/migration.md and docs/serving.md have separate tests."""
@@ -62,9 +63,15 @@ def alone(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("alone")
 def test_the_code_of_a_page_runs(page):
     pytest.importorskip(
-        {"README": "sklearn", "gluon": "sklearn", "int8": "sklearn", "data": "PIL", "onnx": "onnx"}.get(
-            page.stem, "numpy"
-        )
+        {
+            "README": "sklearn",
+            "finetune": "sklearn",
+            "pytorch": "sklearn",
+            "gluon": "sklearn",
+            "int8": "sklearn",
+            "data": "PIL",
+            "onnx": "onnx",
+        }.get(page.stem, "numpy")
     )
     tutorial.run(page, GIVEN.get(page.stem, ""))
 

@@ -123,6 +123,30 @@ def test_a_search_lists_exact_names_first():
     assert {query: pages[0][0] for query, pages in report.items()} == wanted
 
 
+TASKS = {
+    "custom layer": "cookbook", "transfer learning": "finetune", "fine tune": "finetune", "early stopping": "finetune",
+    "docker": "deploy", "kubernetes": "deploy", "learning rate schedule": "cookbook",
+    "data augmentation": "tutorials/data", "mixed precision": "bfloat16", "multi gpu": "gpu",
+    "resume training": "checkpoints", "export onnx": "onnx", "profile": "profiler", "save model": "cookbook",
+    "gradient clipping": "tutorials/training_tools", "serve http": "serving", "batch size": "serving",
+    "out of memory": "memory", "nan loss": "tutorials/profiling", "custom operator": "migration",
+    "distributed training": "launching", "quantize": "quantization", "image classification": "tutorials/gluon",
+    "convert pytorch": "pytorch", "learning rate finder": "tutorials/training_tools", "random seed": "outputs",
+    "different outputs": "outputs", "confusion matrix": "tutorials/training_tools", "hang": "doctor",
+    "freeze layers": "cookbook", "bert": "tutorials/transformers", "fastapi": "tutorials/serving", "slurm": "launching",
+    "load mxnet model": "tutorials/mxnet_files", "progress bar": "tutorials/training_tools", "tensorboard": "cookbook",
+}  # fmt: skip
+"""Tasks in the field's words, with the page about each."""
+
+
+@needs_axe
+@needs_site
+def test_a_search_for_a_task_has_its_page_among_the_first_three():
+    report = node("search.mjs", WEB, SITE, *TASKS)
+    missed = {task: pages[:3] for task, pages in report.items() if TASKS[task] not in [page for page, *_ in pages[:3]]}
+    assert not missed
+
+
 @needs_axe
 @needs_site
 def test_every_operator_and_class_has_a_page():

@@ -10,7 +10,7 @@ const read = (name) => readFileSync(join(site, name), "utf-8");
 
 const { window } = new JSDOM(read("search.html"), { runScripts: "outside-only", url: "http://localhost/search.html", virtualConsole: new VirtualConsole() });
 const scripts = ["documentation_options", "doctools", "sphinx_highlight", "language_data", "searchtools"].map((name) => read(`_static/${name}.js`));
-window.eval([...scripts, read("searchindex.js"), "window.find = (query) => Search._performSearch(...Search._parseQuery(query));"].join("\n"));
+window.eval([...scripts, read("searchindex.js"), "window.find = (query) => (history.replaceState(null, '', `?q=${encodeURIComponent(query)}`), Search._performSearch(...Search._parseQuery(query)));"].join("\n"));
 
 // What is shown first is last in the list.
 const found = Object.fromEntries(queries.map((query) => [query, window.find(query).reverse().slice(0, 5).map(([page, title, anchor]) => [page, title, anchor])]));
