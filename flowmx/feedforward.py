@@ -22,7 +22,7 @@ __all__ = ["FeedForward"]
 
 
 class FeedForward:
-    """A network that is trained on arrays or an iterator, then predicts; awaited in coroutines, blocking in plain code.
+    """A network that is trained on arrays or an iterator, then predicts; awaited in coroutines, blocking elsewhere.
 
     Args:
         symbol: the symbol; or a function that makes one for a bucket's key.

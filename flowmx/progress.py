@@ -218,7 +218,7 @@ class Bar:
         return "  ".join(part for part in [*parts, self.note, *shown] if part)
 
     def close(self) -> None:
-        """Draw the final state. In plain code, wait for the arrays that it shows; in a coroutine, do not."""
+        """Draw the final state. In ordinary code, wait for the arrays that it shows; in a coroutine, do not."""
         for name, value in self._values.items():
             read = value.finish(name)
             if read is not None and late("engine.loops").in_plain_code():

@@ -19,7 +19,7 @@ _AVERAGE = "average "
 
 
 class Run:
-    """The checkpoints of a training loop, which resumes where it was killed, with bitwise identical results.
+    """The checkpoints of a training loop, which resumes where it was killed, with bit-identical results.
 
     Create it last, after the same objects in the same order each time. If a loop has several runs, as for a GAN, create
     all of them before resuming the first. Methods block; in a coroutine, await the methods with the suffix ``_async``.

@@ -69,7 +69,7 @@ def without_eager_start(factory: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-# -- plain code --------------------------------------------------------------------------------------------
+# -- ordinary code --------------------------------------------------------------------------------------------
 
 _HOSTS = frozenset({"IPython", "ipykernel", "marimo"})
 _PROMPT = str(Path(asyncio.__file__).with_name("__main__.py"))
@@ -79,9 +79,9 @@ _COROUTINE = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITER
 
 
 def in_plain_code() -> bool:
-    """Return whether the caller is plain code, which may block: not a coroutine or a callback of an event loop.
+    """Return whether the caller is ordinary code, which may block: not a coroutine or a callback of an event loop.
 
-    Code typed into a notebook cell or at a prompt is plain code although a loop runs below it. Statements that use
+    Code typed into a notebook cell or at a prompt is ordinary code although a loop runs below it. Statements that use
     ``await`` are not, since Python turns them into coroutines.
     """
     if asyncio._get_running_loop() is None:
@@ -106,7 +106,7 @@ def run(coroutine: T) -> T: ...
 
 
 def run(coroutine: Any) -> Any:
-    """Run a coroutine from plain code until it ends, on uvloop if it is installed; return its result.
+    """Run a coroutine from ordinary code until it ends, on uvloop if it is installed; return its result.
 
     Return any other argument unchanged: it is the result of a function decorated with :func:`runs_in_plain_code`.
 
@@ -197,10 +197,10 @@ def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, T]]) -> Callabl
 
 
 def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, Any]]) -> Callable[P, Any]:
-    """Make a coroutine function callable from plain code, which then blocks until the result is available.
+    """Make a coroutine function callable from ordinary code, which then blocks until the result is available.
 
     Scripts and notebook cells call ``mod.fit(...)``; coroutines ``await mod.fit(...)``. If there is no result,
-    plain code may also await the call or pass it to ``asyncio.run``, both of which then return immediately.
+    ordinary code may also await the call or pass it to ``asyncio.run``, both of which then return immediately.
     """
 
     @functools.wraps(function)

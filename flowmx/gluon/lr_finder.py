@@ -70,8 +70,8 @@ class LRFinder:
     ) -> None:  # fmt: skip
         """Train with learning rates from ``start_lr`` to ``end_lr``, until the loss diverges.
 
-        Each step waits for its loss: plain code blocks, a coroutine awaits this method. Batches are read from the start
-        of the data again if there are too few.
+        Each step waits for its loss: ordinary code blocks, a coroutine awaits this method. If there are too few
+        batches, they are read from the start of the data again.
 
         Args:
             data: yields batches (data, label), such as a ``gluon.data.DataLoader``.

@@ -1,4 +1,4 @@
-"""Notebooks and prompts that run statements on an event loop: plain code, unless a statement uses ``await``."""
+"""Notebooks and prompts that run statements on an event loop: ordinary code, unless a statement uses ``await``."""
 
 import asyncio
 import code

@@ -1,4 +1,4 @@
-"""The estimator: training and evaluation, in plain code and in a coroutine; its handlers."""
+"""The estimator: training and evaluation, in ordinary code and in a coroutine; its handlers."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def _on(make: Callable[[], asyncio.AbstractEventLoop], work: Work, around: Any =
     async def main() -> Any:
         if around is not None:
             await around()
-        with warnings.catch_warnings():  # the work waits as plain code does
+        with warnings.catch_warnings():  # the work waits as ordinary code does
             warnings.simplefilter("ignore", mx.engine.BlockingInCoroutineWarning)
             result = work()
         if around is not None:

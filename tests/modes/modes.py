@@ -37,7 +37,7 @@ class Mode:
         eagerly_native: native calls are recorded in the first run of a graph.
         eagerly_sliced: predictions are sliced wherever that saves memory.
         bulk: how many operations are combined into one.
-        like: the mode with the same kernels, whose results must be bitwise equal. If None, the mode is compared with
+        like: the mode with the same kernels, whose results must be bit-identical. If None, the mode is compared with
             the reference.
         of_its_own: kinds of steps with other kernels than that mode; a network with such a step is compared with the
             reference.

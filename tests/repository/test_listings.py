@@ -280,7 +280,7 @@ async def test_in_a_coroutine_it_is_awaited():
     model = mx.mod.Module(mx.sym.SoftmaxOutput(data, name="softmax"))
     await model.fit(train, num_epoch=3)
     assert dict(await model.score(val, "acc"))["accuracy"] > 0.95
-    assert mx.run(5) == 5  # plain code's result, which is already there
+    assert mx.run(5) == 5  # ordinary code's result, which is already there
 
 
 def test_a_step_written_with_arrays_and_one_with_a_store():

@@ -40,6 +40,8 @@ WORDS = {
     "-ise": r"\b\w*(recogn|synchron|serial|normal|vector|initial)is(e|ed|es|ing|ation)\b",
     "is read from": r"\b(is|are) (not|no longer) read from\b",
     "Pure.": r"(^|[.:] )Pure[.:]",
+    "plain code": r"\b[Pp]lain code\b",
+    "bitwise equal": r"\b[Bb]itwise (equal|identical)\b",
     "already at the end": r"\b(exists?|initialized|started|registered|in progress|in use) already\b",
 }
 """Patterns of prose: docstrings, comments, messages and pages."""

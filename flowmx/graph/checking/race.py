@@ -1,4 +1,4 @@
-"""The race check: does a plan give bitwise equal results in every valid order and with shared memory?
+"""The race check: does a plan give bit-identical results in every valid order and with shared memory?
 
 A plan relies on two claims: values that share memory are never alive at the same time, and a step only depends on its
 :func:`~flowmx.graph.graph.predecessors`. A wrong claim often has no effect, since a released value is still there and

@@ -1,7 +1,7 @@
 """`Estimator`: training and evaluation of a model, without a hand-written loop.
 
-Plain code calls ``fit`` and ``evaluate``, as in MXNet; a coroutine awaits them, or ``fit_async`` and
-``evaluate_async``, which are always coroutines. All of them run the same coroutine; in plain code its awaitables are
+Ordinary code calls ``fit`` and ``evaluate``, as in MXNet; a coroutine awaits them, or ``fit_async`` and
+``evaluate_async``, which are always coroutines. All of them run the same coroutine; in ordinary code its awaitables are
 ready immediately.
 """
 
@@ -174,7 +174,7 @@ class Estimator:
         self, train_data: object, val_data: object = None, epochs: int | None = None, event_handlers: object = None,
         batches: int | None = None, batch_axis: int = 0,
     ) -> Done:  # fmt: skip
-        """Train for a number of epochs or batches. Plain code blocks until training ends; a coroutine awaits it.
+        """Train for a number of epochs or batches. Ordinary code blocks until training ends; a coroutine awaits it.
 
         Args:
             train_data: yields batches (data, label), such as a ``gluon.data.DataLoader``.
@@ -203,7 +203,7 @@ class Estimator:
     def evaluate(
         self, val_data: object, batch_axis: int = 0, event_handlers: object = None
     ) -> Done:  # fmt: skip
-        """Evaluate into :attr:`val_metrics`. Plain code blocks until evaluation ends; a coroutine awaits it.
+        """Evaluate into :attr:`val_metrics`. Ordinary code blocks until evaluation ends; a coroutine awaits it.
 
         Args:
             val_data: as for :meth:`fit`.
@@ -336,7 +336,7 @@ def _add_defaults(
     return sorted(handlers, key=lambda handler: getattr(handler, "priority", 0))
 
 
-# -- waiting in plain code and in a coroutine ------------------------------------------------------------
+# -- waiting in ordinary code and in a coroutine ------------------------------------------------------------
 
 
 class _Waiting(Protocol):
@@ -369,7 +369,7 @@ class _Blocking:
         return None
 
     async def result(self, value: object) -> Any:
-        if isinstance(value, Done):  # the result of evaluate() in plain code
+        if isinstance(value, Done):  # the result of evaluate() in ordinary code
             return None
         return engine.run(_wait_for(value)) if inspect.isawaitable(value) and not hasattr(value, "asnumpy") else value
 
@@ -418,7 +418,7 @@ def _run_to_completion(coroutine: Coroutine[object, object, None]) -> Done:
         return Done()
     coroutine.close()
     raise RuntimeError(
-        "Estimator: a handler or data source waited for an event loop in plain code: use the _async method"
+        "Estimator: a handler or data source waited for an event loop in ordinary code: use the _async method"
     )
 
 
