@@ -32,6 +32,7 @@ SECONDS = {
     "graph/recompute": 9, "files/onnx_operators": 9, "engine/serial_equivalence": 9, "repository/import": 8,
     "engine/lazy_imports": 8, "devices/cuda_rows": 8, "devices/slices_devices": 8, "engine/actors": 7,
     "comm/launch_ssh": 7, "ndarray/tape_programs": 7, "devices/simulated_programs": 7, "kvstore/shared_windows": 7,
+    "gluon/pretrained_models": 12, "files/onnx_transformers": 2,
     "gluon/model_zoo": 7, "repository/stubs": 6, "repository/editor_types": 6, "engine/download": 6,
     "repository/docstring_style": 6, "engine/concurrent_attributes": 6, "devices/cuda_kernels": 6,
     "comm/node_failures": 6, "engine/forks": 6, "kvstore/simulation": 5, "engine/engine": 5, "files/onnx_zoo": 5,

@@ -7,10 +7,11 @@ import flowmx as mx
 from flowmx.gluon import nn
 from flowmx.test_utils import check_numeric_gradient
 
-# Of PyTorch 2.13, for the input below: rms_norm with the weight 0.5, 1, 1.5, 2 and eps 1e-6; silu; glu.
+# Of PyTorch 2.13, for the input below: rms_norm with the weight 0.5, 1, 1.5, 2 and eps 1e-6; silu; glu; gelu with tanh.
 X = [[-2.0, -0.5, 0.0, 3.0], [0.25, 1.0, -1.5, 8.0]]
 RMS_NORM = [[-0.5494422, -0.2747211, 0.0, 3.296653], [0.03047138, 0.243771, -0.5484848, 3.900337]]
 SILU = [[-0.2384058, -0.1887703, 0.0, 2.857723], [0.1405441, 0.7310586, -0.2736383, 7.997317]]
+GELU_TANH = [[-0.04540229, -0.154286, 0.0, 2.996363], [0.1496754, 0.841192, -0.1004284, 8.0]]
 GLU = [[-1.0, -0.4762871], [0.04560638, 0.9996647]]
 
 
@@ -22,6 +23,7 @@ def test_values_are_those_of_torch():
     np.testing.assert_allclose(norm(x).asnumpy(), RMS_NORM, rtol=1e-6)
     np.testing.assert_allclose(nn.SiLU()(x).asnumpy(), SILU, rtol=1e-6)
     np.testing.assert_allclose(nn.GLU()(x).asnumpy(), GLU, rtol=1e-6)
+    np.testing.assert_allclose(nn.GELU("tanh")(x).asnumpy(), GELU_TANH, rtol=2e-6)
 
 
 def test_gates():
@@ -92,6 +94,8 @@ def test_functions_of_numpys_interface():
 
 
 def test_errors():
+    with pytest.raises(ValueError, match="GELU: approximation is 'none', expected 'erf' or 'tanh'"):
+        nn.GELU("none")
     with pytest.raises(ValueError, match="RMSNorm: epsilon is -1, expected 0 or more"):
         nn.RMSNorm(epsilon=-1)
     with pytest.raises(mx.errors.ShapeError, match="GLU"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -262,6 +264,17 @@ def test_sizes_come_from_the_config_and_the_options():
 def test_configs_that_do_not_fit(config, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         from_pretrained(copy("bert", tmp_path, config))
+
+
+@pytest.mark.parametrize("name", ["bert_classifier", "gpt2", "vit_classifier"])
+def test_any_value_in_a_config_loads_or_is_refused(name, tmp_path):
+    copy(name, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for key in config:
+        for value in (None, -1, 10**12, math.nan, "x", [[]], True):
+            (tmp_path / "config.json").write_text(json.dumps(config | {key: value}))
+            with contextlib.suppress(ValueError):
+                from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(

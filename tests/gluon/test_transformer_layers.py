@@ -101,7 +101,7 @@ def test_step_wise_decoding_returns_the_same(hybridized):
         np.testing.assert_allclose(mx.nd.concat(*steps, dim=1).asnumpy(), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "glu", "swiglu", "geglu"])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu", "glu", "swiglu", "geglu"])
 def test_activations_in_every_dtype(activation):
     layer = ready(nn.TransformerEncoderLayer(UNITS, HEADS, 6, activation=activation, norm="rms", use_bias=False))
     x = normal(BATCH, LENGTH, UNITS)
@@ -113,6 +113,16 @@ def test_activations_in_every_dtype(activation):
             out = layer(mx.nd.array(x, dtype=dtype))
             np.testing.assert_allclose(out.astype("float64").asnumpy(), expected, rtol=atol, atol=atol)
         layer.hybridize(False)
+
+
+def test_rates_of_dropout_are_independent():
+    layer = nn.TransformerEncoderLayer(UNITS, HEADS, 6, dropout=0.1, attention_dropout=0.2, hidden_dropout=0.0)
+    assert (layer.dropout._rate, layer.attention.dropout._rate, layer.hidden_dropout._rate) == (0.1, 0.2, 0.0)
+    layer = ready(nn.TransformerEncoderLayer(UNITS, HEADS, 6, dropout=0.0, attention_dropout=0.5))
+    x = mx.nd.array(normal(BATCH, LENGTH, UNITS), dtype="float64")
+    with mx.autograd.record():
+        trained = layer(x)
+    assert np.abs(trained.asnumpy() - layer(x).asnumpy()).max() > 1e-3
 
 
 def test_all_parameters_learn():

@@ -276,7 +276,7 @@ drawn("nn.LeakyReLU")(lambda d, shape, keep: layer("nn.LeakyReLU", alpha=d.choic
 drawn("nn.PReLU")(lambda d, shape, keep: layer("nn.PReLU", in_channels=d.maybe(shape[0])))
 drawn("nn.ELU")(lambda d, shape, keep: layer("nn.ELU", alpha=d.maybe(0.5)))
 drawn("nn.SELU")(lambda d, shape, keep: layer("nn.SELU"))
-drawn("nn.GELU")(lambda d, shape, keep: layer("nn.GELU"))
+drawn("nn.GELU")(lambda d, shape, keep: layer("nn.GELU", approximation=d.maybe("tanh")))
 drawn("nn.SiLU")(lambda d, shape, keep: layer("nn.SiLU"))
 drawn("nn.Swish")(lambda d, shape, keep: layer("nn.Swish", beta=d.maybe(0.7)))
 drawn("nn.Flatten")(lambda d, shape, keep: None if keep and len(shape) > 1 else layer("nn.Flatten"))
@@ -306,7 +306,7 @@ for kind in ("TransformerEncoderLayer", "TransformerEncoder"):
         return None if shape[1] % heads or shape[1] < 3 or prod(shape) > LARGE else layer(
             name, **({"num_layers": d.choice([1, 2])} if name == "nn.TransformerEncoder" else {}), units=shape[1],
             num_heads=heads, hidden_units=d.choice([3, 8]), dropout=0.0, pre_norm=d.maybe(True), causal=d.maybe(True),
-            activation=d.maybe("gelu", "silu", "glu", "swiglu", "geglu"), norm=d.maybe("rms", often=0.3),
+            activation=d.maybe("gelu", "gelu_tanh", "silu", "glu", "swiglu", "geglu"), norm=d.maybe("rms", often=0.3),
             use_bias=d.maybe(False, often=0.3),
         )  # fmt: skip
 

@@ -116,10 +116,10 @@ def _bert_options(config: Config) -> dict[str, Any]:
         "num_layers": config.count("num_hidden_layers", 12), "num_heads": config.count("num_attention_heads", 12),
         "hidden_units": config.count("intermediate_size", 3072),
         "max_length": config.count("max_position_embeddings", 512), "token_types": config.count("type_vocab_size", 2),
-        "dropout": config.number("hidden_dropout_prob", 0.1),
-        "attention_dropout": config.number("attention_probs_dropout_prob", 0.1),
+        "dropout": config.probability("hidden_dropout_prob", 0.1),
+        "attention_dropout": config.probability("attention_probs_dropout_prob", 0.1),
         "activation": config.choice("hidden_act", "gelu", _ACTIVATIONS),
-        "epsilon": config.number("layer_norm_eps", 1e-12),
+        "epsilon": config.epsilon("layer_norm_eps", 1e-12),
     }  # fmt: skip
 
 
@@ -130,10 +130,11 @@ def _gpt2_options(config: Config) -> dict[str, Any]:
     return {
         "vocab_size": config.count("vocab_size", 50257), "units": units, "num_layers": config.count("n_layer", 12),
         "num_heads": config.count("n_head", 12), "hidden_units": config.count("n_inner", 4 * units),
-        "max_length": config.count("n_positions", 1024), "dropout": config.number("resid_pdrop", 0.1),
-        "attention_dropout": config.number("attn_pdrop", 0.1), "embedding_dropout": config.number("embd_pdrop", 0.1),
+        "max_length": config.count("n_positions", 1024), "dropout": config.probability("resid_pdrop", 0.1),
+        "attention_dropout": config.probability("attn_pdrop", 0.1),
+        "embedding_dropout": config.probability("embd_pdrop", 0.1),
         "activation": config.choice("activation_function", "gelu_new", _ACTIVATIONS),
-        "epsilon": config.number("layer_norm_epsilon", 1e-5),
+        "epsilon": config.epsilon("layer_norm_epsilon", 1e-5),
     }  # fmt: skip
 
 
@@ -145,10 +146,11 @@ def _vit_options(config: Config) -> dict[str, Any]:
         "image_size": config.count("image_size", 224), "patch_size": config.count("patch_size", 16),
         "channels": config.count("num_channels", 3), "units": units,
         "num_layers": config.count("num_hidden_layers", 12), "num_heads": config.count("num_attention_heads", 12),
-        "hidden_units": config.count("intermediate_size", 3072), "dropout": config.number("hidden_dropout_prob", 0.0),
-        "attention_dropout": config.number("attention_probs_dropout_prob", 0.0),
+        "hidden_units": config.count("intermediate_size", 3072),
+        "dropout": config.probability("hidden_dropout_prob", 0.0),
+        "attention_dropout": config.probability("attention_probs_dropout_prob", 0.0),
         "activation": config.choice("hidden_act", "gelu", _ACTIVATIONS),
-        "epsilon": config.number("layer_norm_eps", 1e-12),
+        "epsilon": config.epsilon("layer_norm_eps", 1e-12),
     }  # fmt: skip
 
 

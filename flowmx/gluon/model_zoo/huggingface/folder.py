@@ -15,7 +15,8 @@ __all__ = ["Arrays", "Config", "is_model", "read_arrays", "read_config"]
 Arrays = dict[str, Array]
 _CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-_COUNT = "an integer of 1 or more"
+_COUNT, _PROBABILITY = "an integer of 1 or more", "a probability from 0 to below 1"
+_EPSILON = "a number above 0 and below 1"
 _MAX_JSON = 64 << 20
 """The maximum size in bytes of a JSON file; an index of a thousand layers takes one MB."""
 
@@ -40,9 +41,19 @@ class Config:
         value: str = self._value(name, default, str, "a string")
         return value
 
-    def number(self, name: str, default: float) -> float:
-        """Return a number; see :meth:`text`."""
-        return float(self._value(name, default, (int, float), "a number"))
+    def probability(self, name: str, default: float) -> float:
+        """Return a number from 0 to below 1; see :meth:`text`."""
+        value = self._value(name, default, (int, float), _PROBABILITY)
+        if not 0 <= value < 1:
+            self._refuse(name, _PROBABILITY)
+        return float(value)
+
+    def epsilon(self, name: str, default: float) -> float:
+        """Return a number above 0 and below 1; see :meth:`text`."""
+        value = self._value(name, default, (int, float), _EPSILON)
+        if not 0 < value < 1:
+            self._refuse(name, _EPSILON)
+        return float(value)
 
     def count(self, name: str, default: int) -> int:
         """Return an integer of 1 or more; see :meth:`text`."""

@@ -122,7 +122,7 @@ def _kind(config: Config, family: Family) -> type[HybridBlock]:
     """Return the class for the architecture of a config."""
     names = config.values.get("architectures") or [next(iter(family.architectures))]
     name = names[0] if isinstance(names, list) else names
-    if name not in family.architectures:
+    if not isinstance(name, str) or name not in family.architectures:
         raise DataError(
             f"{config.source}: architectures has {name!r}, expected one of {', '.join(family.architectures)}; to load "
             f"the weights without their head, pass model={family.body_class.__name__}"
@@ -133,10 +133,14 @@ def _kind(config: Config, family: Family) -> type[HybridBlock]:
 def _options(kind: type[HybridBlock], config: Config, family: Family, arrays: Arrays) -> dict[str, Any]:
     """Return the arguments of a class for a config."""
     options, takes = family.options(config), inspect.signature(kind).parameters
+    if options["num_layers"] > len(arrays):
+        raise DataError(
+            f"{config.source}: the model has {options['num_layers']} layers, but the folder only {len(arrays)} arrays"
+        )
     if "classes" in takes:
         options["classes"] = classes(config)
     if config.values.get("classifier_dropout") is not None and "head_dropout" in takes:
-        options["head_dropout"] = config.number("classifier_dropout", 0.0)
+        options["head_dropout"] = config.probability("classifier_dropout", 0.0)
     if "pooler" in takes:
         options["pooler"] = any(name.startswith("pooler.") for name in arrays)
     return options
