@@ -144,7 +144,7 @@ async def listen(host: str, port: int) -> list[socket.socket]:
     sockets = list[socket.socket]()
     try:
         for family, _, _, _, address in dict.fromkeys(infos):
-            sock = socket.create_server(address, family=family, backlog=BACKLOG)
+            sock = _bound(address, family)
             sock.setblocking(False)
             sockets.append(sock)
     except BaseException:
@@ -152,3 +152,14 @@ async def listen(host: str, port: int) -> list[socket.socket]:
             sock.close()
         raise
     return sockets
+
+
+def _bound(address: tuple[Any, ...], family: int) -> socket.socket:
+    """Return a socket that listens on an address."""
+    try:
+        return socket.create_server(address, family=family, backlog=BACKLOG)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        text = f"{address[0]}:{address[1]} is in use: choose another port, or 0 for a free one"
+        raise OSError(errno.EADDRINUSE, text) from None

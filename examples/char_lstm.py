@@ -122,11 +122,11 @@ async def main(options: argparse.Namespace) -> float:
             train.hidden = [each.detach() for each in hidden]
             await progress.batch(loss, inputs.size)
             if run:
-                await run.batch_done_async()
+                await run.batch_end_async()
         tests.append((epoch + 1, await perplexity(net, test)))
         await progress.end(f", test perplexity {tests[-1][1]:.3f}")
         if run:
-            await run.epoch_done_async()
+            await run.epoch_end_async()
     curves = {"training": [(x, math.exp(y)) for x, y in progress.losses], "other modules": tests}
     draw(options.plot, "LSTM on Python's standard library", curves, "perplexity", "log")
     print(await sample(net, "\n\ndef ", options.write))

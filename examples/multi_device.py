@@ -75,12 +75,12 @@ async def with_gluon(
             parts = [loss.mean().as_in_context(used_devices[0]) for loss in losses]
             await progress.batch(mx.nd.add_n(*parts) / len(parts), options.batch_size)
             if run:
-                await run.batch_done_async()
+                await run.batch_end_async()
         await progress.end(f" with Gluon on {len(used_devices)}")
         batches.reset()
         batch = 0
         if run:
-            await run.epoch_done_async()
+            await run.epoch_end_async()
     return net, progress.losses
 
 

@@ -136,13 +136,13 @@ async def train(options: argparse.Namespace, folder: Path) -> float:
             await trainer.step_async(options.batch_size)
             await progress.batch(loss.mean(), options.batch_size)
             if run:
-                await run.batch_done_async()
+                await run.batch_end_async()
         tests.append((epoch + 1, await accuracy(net, test)))
         await progress.end(f", test accuracy {tests[-1][1]:.4f}")
         pictures.reset()
         batch = 0
         if run:
-            await run.epoch_done_async()
+            await run.epoch_end_async()
     errors = [(x, 1 - y) for x, y in tests]
     draw(
         options.plot, "ResNet on digits over photographs", {"training loss": progress.losses, "test errors": errors}, ""

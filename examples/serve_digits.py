@@ -53,7 +53,7 @@ async def main(options: argparse.Namespace) -> dict[str, float]:
     net, images, labels = await train(options.epochs, options.seed)
     if options.export:
         await asyncio.to_thread(net.export, Path(options.export) / "digits")
-    predictor = mx.serve.Predictor(net, shape=images.shape[1:], max_batch=32, queue=1024, name="digits")
+    predictor = mx.serve.Predictor(net, shape=images.shape[1:], max_batch=32, max_queue=1024, name="digits")
     application = mx.serve.app(predictor)
     if options.port:
         await mx.serve.run(application, port=options.port, started=lambda address: print(f"serving at {address}"))

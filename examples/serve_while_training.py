@@ -63,11 +63,11 @@ class Service:
                 self.trainer.step(len(images))
                 await self.progress.batch(loss.mean(), len(images))
                 if run:
-                    await run.batch_done_async()
+                    await run.batch_end_async()
             await self.progress.end()
             batch = 0
             if run:
-                await run.epoch_done_async()
+                await run.epoch_end_async()
 
     async def predict(self, request: web.Request) -> web.Response:
         """POST /predict with a 1x28x28 image as nested lists: the digit."""

@@ -97,7 +97,7 @@ async def sample(net: GPT, start: stdlib_text.Text, length: int, temperature: fl
     for _ in range(length):
         written.append(mx.nd.random.multinomial(mx.nd.softmax(net(window)[:, -1] / temperature)))
         window = mx.nd.concat(window[:, 1:], written[-1].expand_dims(1), dim=1)
-        await mx.engine.room()  # do not run further ahead than the engine has room for
+        await mx.engine.wait_for_capacity()  # do not run further ahead than the engine has room for
     text = mx.nd.concat(*written, dim=0)
     await text
     return stdlib_text.decode(text.asnumpy())
@@ -134,12 +134,12 @@ async def main(options: argparse.Namespace) -> float:
             trainer.step(1)
             await progress.batch(loss, inputs.size)
             if run:
-                await run.batch_done_async()
+                await run.batch_end_async()
         tests.append((epoch + 1, await perplexity(net, test)))
         await progress.end(f", test perplexity {tests[-1][1]:.3f}")
         batch = 0
         if run:
-            await run.epoch_done_async()
+            await run.epoch_end_async()
     curves = {"training": [(x, math.exp(y)) for x, y in progress.losses], "other modules": tests}
     draw(options.plot, "A small GPT on Python's standard library", curves, "perplexity", "log")
     prompt = test_text[: options.context]

@@ -105,14 +105,14 @@ async def main(options: argparse.Namespace) -> float:
             trainer.step(len(images))
             await progress.batch(costs.mean(), len(images))
             if run:
-                await run.batch_done_async()
+                await run.batch_end_async()
         curves["training"].append((epoch + 1, -progress.mean))
         curves["test"].append((epoch + 1, await elbo(net, test)))
         batch = 0
         if (epoch + 1) % options.lines == 0 or epoch + 1 == options.epochs:
             await progress.end(f", test ELBO {curves['test'][-1][1]:.3f}")
         if run:
-            await run.epoch_done_async()
+            await run.epoch_end_async()
     print(f"with independent pixels: {baseline(train, test):.3f}")
     test_elbo = await elbo(net, test)
     if options.plot:

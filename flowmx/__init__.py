@@ -83,17 +83,19 @@ if TYPE_CHECKING:
     from flowmx import visualization as viz
     from flowmx.attribute import AttrScope
     from flowmx.compat.package import install_as_mxnet
-    from flowmx.observability import dashboard, flight, safety
+    from flowmx.observability import dashboard
+    from flowmx.observability import flight as flight_recorder
+    from flowmx.observability import safety as anomaly
     from flowmx.tools import plan
 
 __all__ = [
-    "AttrScope", "Context", "MXNetError", "amp", "attribute", "autograd", "base", "callback", "checkpoint",
-    "context", "contrib", "cpu", "cpu_pinned", "current_context", "dashboard", "engine", "executor", "flight",
+    "AttrScope", "Context", "MXNetError", "amp", "anomaly", "attribute", "autograd", "base", "callback", "checkpoint",
+    "context", "contrib", "cpu", "cpu_pinned", "current_context", "dashboard", "engine", "executor", "flight_recorder",
     "gluon", "gpu", "gpu_memory_info", "image", "img", "init", "initializer", "install_as_mxnet", "io",
     "is_np_array", "is_np_shape", "kv", "kvstore", "library", "log", "lr_scheduler", "metric", "mod", "model",
     "module", "mon", "monitor", "name", "nd", "ndarray", "np", "np_array", "np_shape", "npx", "num_gpus", "numpy",
     "numpy_extension", "onnx", "operator", "optimizer", "plan", "profiler", "progress", "random", "recordio",
-    "registry", "rnd", "rnn", "rtc", "run", "runtime", "safety", "serve", "set_np_shape", "sim", "sym", "symbol",
+    "registry", "rnd", "rnn", "rtc", "run", "runtime", "serve", "set_np_shape", "sim", "sym", "symbol",
     "test_utils", "use_np", "use_np_array", "use_np_shape", "util", "visualization", "viz",
 ]  # fmt: skip
 
@@ -114,13 +116,14 @@ __getattr__, __dir__ = later(
         **{module: f"flowmx.{module}" for module in _MODULES},
         **{short: f"flowmx.{module}" for short, module in _SHORT_NAMES.items()},
         "AttrScope": "flowmx.attribute:AttrScope",
+        "anomaly": "flowmx.observability.safety",
         "dashboard": "flowmx.observability.dashboard",
-        "flight": "flowmx.observability.flight",
+        "flight_recorder": "flowmx.observability.flight",
         "install_as_mxnet": "flowmx.compat.package:install_as_mxnet",
         "plan": "flowmx.tools.plan",
-        "safety": "flowmx.observability.safety",
     },
     others={"optim": "optimizer"},
+    old_names={"flight": "flight_recorder", "safety": "anomaly"},
 )
 
 

@@ -35,7 +35,7 @@ __all__ = [
     "predict_mode", "record", "set_recording", "set_training", "train_mode",
 ]  # fmt: skip
 
-__getattr__, __dir__ = later(__name__)
+__getattr__, __dir__ = later(__name__, {"detect_anomaly": "flowmx.observability.safety:stop_at_nan"})
 
 
 before_backward: list[Callable[[list[NDArray]], None]] = []

@@ -9,9 +9,10 @@ from types import ModuleType
 from typing import Any
 
 from flowmx.foreign_names import MODULES, advice
+from flowmx.renaming import warn_renamed
 from flowmx.suggestions import did_you_mean
 
-__all__ = ["later", "public_names"]
+__all__ = ["later", "missing", "public_names"]
 
 
 def public_names(module: ModuleType) -> list[str]:
@@ -25,8 +26,28 @@ def public_names(module: ModuleType) -> list[str]:
     )  # fmt: skip
 
 
+def missing(module: ModuleType, name: str, others: Mapping[str, str] | None = None) -> AttributeError:
+    """Return the error of a name that a module lacks, with the equivalent or the most similar name.
+
+    Args:
+        module: the module.
+        name: the name.
+        others: names that other libraries use, in lower case, with flowmx's names for them.
+    """
+    text = f"module {module.__name__!r} has no attribute {name!r}"
+    if name.startswith("_"):  # Python itself looks up many private names; they need no suggestion
+        return AttributeError(text)
+    equivalent = advice(MODULES.get(module.__name__, {}), name)
+    if equivalent:
+        return AttributeError(f"{text}{equivalent}")
+    return AttributeError(f"{text}{did_you_mean(name, [other for other in dir(module) if other[0] != '_'], others)}")
+
+
 def later(
-    package: str, names: Mapping[str, str] | None = None, others: Mapping[str, str] | None = None
+    package: str,
+    names: Mapping[str, str] | None = None,
+    others: Mapping[str, str] | None = None,
+    old_names: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` for a package that imports some of its names at their first use.
 
@@ -34,17 +55,17 @@ def later(
         package: name of the package.
         names: modules by name; ``module:attribute`` for an attribute of a module.
         others: names that other libraries use, in lower case, with flowmx's names for them; the error suggests these.
+        old_names: former names, with the present ones; a DeprecationWarning names these.
     """
     names = names or {}
+    old_names = old_names or {}
 
     def find(name: str) -> Any:
+        if name in old_names:
+            warn_renamed(f"{package}.{name}", f"{package}.{old_names[name]}")
+            return getattr(sys.modules[package], old_names[name])
         if name not in names:
-            equivalent = advice(MODULES.get(package, {}), name)
-            if equivalent:
-                raise AttributeError(f"module {package!r} has no attribute {name!r}{equivalent}")
-            # Python itself looks up many private names; they need no suggestion.
-            public = [] if name.startswith("_") else [other for other in dir(sys.modules[package]) if other[0] != "_"]
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{did_you_mean(name, public, others)}")
+            raise missing(sys.modules[package], name, others)
         module, _, attribute = names[name].partition(":")
         value: Any = importlib.import_module(module)
         if attribute:

@@ -164,13 +164,13 @@ def block(folder: str | None, log: Log, kv: Any = "device") -> None:
                 trainer.step(2 * BATCH)
                 net.collect_params().zero_grad()
             if run is not None:
-                run.batch_done()
+                run.batch_end()
             log(epoch, number, numbers(batch), metric.get()[1])
             number += 1
         batches.reset()
         metric.reset()
         if run is not None:
-            run.epoch_done()
+            run.epoch_end()
     log.end({name: param.data().asnumpy() for name, param in enumerate_names(net)})
 
 

@@ -170,7 +170,7 @@ class Wide(mx.gluon.HybridBlock):
 @case
 async def answers_of_82_mb(watch: Watch) -> None:
     """A Predictor returns 20 rows of 4 MB."""
-    async with mx.serve.Predictor(Wide(), shape=(1,), max_batch=4, queue=64) as predictor:
+    async with mx.serve.Predictor(Wide(), shape=(1,), max_batch=4, max_queue=64) as predictor:
         x = np.ones((20, 1), np.float32)
         async with watch():
             await predictor(x)
@@ -182,7 +182,7 @@ def over_http(form: str, rows: int = 20, accept: str = "") -> Case:
     async def measure(watch: Watch) -> None:
         from aiohttp import web
 
-        async with mx.serve.Predictor(Wide(), shape=(1,), max_batch=4, queue=64) as predictor:
+        async with mx.serve.Predictor(Wide(), shape=(1,), max_batch=4, max_queue=64) as predictor:
             runner = web.AppRunner(mx.serve.app(predictor))
             await runner.setup()
             site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -337,7 +337,7 @@ async def checkpoints(watch: Watch) -> None:
     await mx.nd.waitall_async()
     with tempfile.TemporaryDirectory() as folder:
         async with watch():
-            await mx.checkpoint.Run(folder, net=net, trainer=trainer).epoch_done_async()
+            await mx.checkpoint.Run(folder, net=net, trainer=trainer).epoch_end_async()
             await mx.checkpoint.Run(folder, net=net, trainer=trainer).resume_async()
 
 

@@ -73,7 +73,7 @@ def without_profiler():
 WAYS = {
     "plain": (off, off),
     "profiled": (with_profiler, without_profiler),
-    "no_flight": (mx.flight.stop, mx.flight.start),
+    "no_flight": (mx.flight_recorder.stop, mx.flight_recorder.start),
 }
 
 

@@ -13,6 +13,7 @@ from flowmx.checkpoint import attributes, generators, optimizers, parameters
 from flowmx.checkpoint.content import Checkpoint, CheckpointError, Place
 from flowmx.checkpoint.folder import Checkpoints
 from flowmx.checkpoint.meeting import Meeting, result_of, skip
+from flowmx.renaming import renamed
 
 _AVERAGE = "average "
 """Begins the names of averages in a checkpoint."""
@@ -48,8 +49,8 @@ class Run:
         ...             loss = loss_of(net(data), label)
         ...         loss.backward()
         ...         trainer.step(len(data))
-        ...         run.batch_done()
-        ...     run.epoch_done()
+        ...         run.batch_end()
+        ...     run.epoch_end()
     """
 
     def __init__(
@@ -162,12 +163,12 @@ class Run:
 
     # -- writing ---------------------------------------------------------------------------------------
 
-    def batch_done(self) -> None:
+    def batch_end(self) -> None:
         """Count a batch, and write a checkpoint if one is due. Writing waits for enqueued operations."""
         self._count()
         self._save_if(self._checkpoints.is_due(self.batch))
 
-    def epoch_done(self) -> None:
+    def epoch_end(self) -> None:
         """Begin the next epoch and write a checkpoint. Reset an iterator of ``mx.io`` before the call.
 
         In a resumed job it waits for all workers; those that have more batches can complete them meanwhile.
@@ -187,15 +188,20 @@ class Run:
         if is_ending:
             program.shut_down()
 
-    async def batch_done_async(self) -> None:
-        """Call :meth:`batch_done` without blocking the event loop."""
+    async def batch_end_async(self) -> None:
+        """Call :meth:`batch_end` without blocking the event loop."""
         self._count()
         await self._save_if_async(self._checkpoints.is_due(self.batch))
 
-    async def epoch_done_async(self) -> None:
-        """Call :meth:`epoch_done` without blocking the event loop."""
+    async def epoch_end_async(self) -> None:
+        """Call :meth:`epoch_end` without blocking the event loop."""
         await asyncio.to_thread(self._next_epoch)
         await self._save_if_async(True)
+
+    batch_done = renamed(batch_end, "Run.batch_done", "Run.batch_end")
+    batch_done_async = renamed(batch_end_async, "Run.batch_done_async", "Run.batch_end_async")
+    epoch_done = renamed(epoch_end, "Run.epoch_done", "Run.epoch_end")
+    epoch_done_async = renamed(epoch_end_async, "Run.epoch_done_async", "Run.epoch_end_async")
 
     async def _save_if_async(self, is_due: bool) -> None:
         is_ending = program.is_terminating()

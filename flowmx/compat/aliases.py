@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 from flowmx.compat.paths import LOADED, PATHS, WITH_MODULES
 from flowmx.late_binding import late
-from flowmx.lazy import public_names
+from flowmx.lazy import missing, public_names
 
 __all__: list[str] = []
 
@@ -105,7 +105,7 @@ def _look_up_names(module: ModuleType, path: str) -> None:
         try:
             if original is not None:
                 return original(name)
-            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+            raise missing(module, name)
         except AttributeError:
             if name.startswith("__") and name not in ("__all__", "__version__"):  # Python's names
                 raise

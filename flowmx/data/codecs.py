@@ -162,11 +162,17 @@ def _decode_with_pillow(view: Any, flag: int) -> Image:
             image = _to_array(file, flag)
     except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
         raise DamagedImageError(
-            f"imdecode: these {view.nbytes} bytes, which begin with {bytes(view[:8]).hex()}, cannot be decoded as "
-            f"an image: {error}"
+            f"imdecode: these {view.nbytes} bytes, which begin with {bytes(view[:8])!r}, cannot be decoded as an "
+            f"image: {_reason(error)}"
         ) from error
     mirror = _MIRRORED.get(orientation)
     return image if mirror is None else np.ascontiguousarray(mirror(image))
+
+
+def _reason(error: Exception) -> str:
+    """Return the reason of an error of Pillow, which shows an object in memory for unknown formats."""
+    text = str(error)
+    return "expected a JPEG, PNG or another image file" if "BytesIO" in text else text
 
 
 def _decode_damaged(view: Any, flag: int) -> Image | None:

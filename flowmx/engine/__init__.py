@@ -32,12 +32,13 @@ from flowmx.engine.scheduler import Operation, Scheduler, State, Variable
 from flowmx.engine.waiting import BlockingInCoroutineWarning, current
 from flowmx.engine.workers import ThreadActor
 from flowmx.errors import EngineError
+from flowmx.renaming import renamed
 
 __all__ = [
     "Actor", "BatchActor", "BlockingInCoroutineWarning", "Engine", "EngineError", "Handle", "LoopActor", "Operation",
     "Origin", "Scheduler", "State", "ThreadActor", "Variable", "bulk", "capture", "current_layer", "delete_variable",
-    "describe", "engine", "layer_scope", "new_event_loop", "push", "room", "run", "runs_user_code", "set_bulk_size",
-    "stats", "user_frame", "using", "waitall", "waitall_async",
+    "describe", "engine", "layer_scope", "new_event_loop", "push", "run", "runs_user_code", "set_bulk_size",
+    "stats", "user_frame", "using", "wait_for_capacity", "waitall", "waitall_async",
 ]  # fmt: skip
 
 
@@ -258,9 +259,12 @@ def waitall_async() -> _Awaitable:
     return _Awaitable(engine.wait_all_async)
 
 
-def room() -> _Awaitable:
+def wait_for_capacity() -> _Awaitable:
     """Await until the run-ahead is below half its limits."""
     return _Awaitable(engine.room)
+
+
+room = renamed(wait_for_capacity, "mx.engine.room", "mx.engine.wait_for_capacity")
 
 
 def stats() -> dict[str, Any]:

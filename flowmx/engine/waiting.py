@@ -319,7 +319,9 @@ class Waiter:
             self.ops_limit = len(self.books.pending) + self._max_ops // 2
             return
         if in_loop and not is_other_library:
-            self._warn_of_blocking("a push", "room for more operations", "`await mx.engine.room()` now and then")
+            self._warn_of_blocking(
+                "a push", "room for more operations", "`await mx.engine.wait_for_capacity()` now and then"
+            )
         has_room = self._is_below_limit if in_loop else self.has_room
         timeout = _LOOP_ROOM_TIMEOUT if in_loop else _STALL_TIMEOUT
         completed = self.books.scheduler.completed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 
@@ -128,6 +128,15 @@ class Block:
                 )
             self._reg_params[name] = value
         super().__setattr__(name, value)
+
+    def _explain(self, error: Exception, inputs: Sequence[Any]) -> str | None:
+        """Return a clearer message for an error of this block's computation; None to keep it.
+
+        Args:
+            error: the error.
+            inputs: the inputs of the call.
+        """
+        return None
 
     # -- names -----------------------------------------------------------------------------------------
 

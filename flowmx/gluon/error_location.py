@@ -35,6 +35,9 @@ def add_location(error: Exception) -> None:
     inputs = ", ".join(_describe(value) for value in calls[-1]["args"]) or "nothing"
     if isinstance(error, TypeError) and _MISSING_F in str(error) and _ADVICE_F not in getattr(error, "__notes__", ()):
         error.add_note(_ADVICE_F)
+    message = blocks[-1]._explain(error, calls[-1]["args"])
+    if message is not None:
+        error.args = (message,)
     notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith(_PREFIX)]
     error.__notes__ = [*notes, f"{_PREFIX}{where}: {innermost}, given {inputs}"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from flowmx import autograd, forks, initializer, symbol
 from flowmx import ndarray as nd
 from flowmx.devices import Context, cpu, current_context, have_numerics
 from flowmx.errors import ArgumentError, MismatchError, MXNetError, NoParameterValue, StateError
+from flowmx.foreign_names import PARAMETERS, raise_missing
 from flowmx.initializer import InitDesc, Initializer
 from flowmx.ndarray import NDArray
 from flowmx.ndarray.array import check_request
@@ -71,6 +72,12 @@ class Parameter:
         >>> weight.initialize(ctx=mx.cpu())
         >>> out = mx.nd.FullyConnected(x, weight.data(), no_bias=True, num_hidden=64)
     """
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an AttributeError, which names the equivalent of another library's attribute."""
+            raise_missing(self, name, PARAMETERS)
 
     _trainer: Any = None
     """The trainer, for a sparse parameter only."""
@@ -317,9 +324,9 @@ class Parameter:
                 "pass one batch through the network before, or pass in_units, in_channels or the like to the layers"
             )
         raise NoParameterValue(
-            f"parameter {self.name!r} is not initialized: call initialize() on the block, or on the result of its "
-            "collect_params() (block.params contains neither the children's parameters nor parameters that were "
-            "created directly as Parameter(...))"
+            f"parameter {self.name!r} is not initialized: call initialize() of the block, or of its collect_params(), "
+            "which includes children. If that was done, the block does not have this parameter: create it with "
+            f"self.params.get({self.name!r}, shape=...), or call its own initialize()"
         )
 
     def _expect_gradient(self) -> None:

@@ -117,6 +117,8 @@ class HookHandle:
     """A registered hook; remove it by :meth:`detach`, or at the end of a ``with`` block."""
 
     def __init__(self, hooks: Hooks, hook: Callable[..., Any]) -> None:
+        if not callable(hook):
+            raise TypeError(f"the hook is a {type(hook).__name__}, expected a function of the block and its inputs")
         self._hooks = hooks
         hooks[id(self)] = hook
 

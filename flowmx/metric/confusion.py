@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,11 @@ class CountingMetric(NamedMetric):
         self, name: str | None = None, output_names: Sequence[str] | None = None,
         label_names: Sequence[str] | None = None, axis: int = 1, threshold: float | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
+        if not isinstance(name, (str, NoneType)):
+            raise TypeError(
+                f"{type(self).__name__}: name is {name!r}, expected a string; the number of classes is no argument, "
+                "since the matrix grows with the classes that appear"
+            )
         if threshold is not None and not 0 < threshold < 1:
             raise ValueError(
                 f"{type(self).__name__}: threshold is {threshold!r}, expected a probability between 0 and 1, or None "

@@ -121,7 +121,7 @@ def _check(label: Host, pred: Host) -> tuple[Host, Host]:
         )
     scores = scores[:, 1:] if scores.shape[1] == 2 else scores
     if np.isnan(scores).any():
-        raise ValueError("AUC: a score is NaN, expected numbers; find its cause with mx.safety.stop_at_nan()")
+        raise ValueError("AUC: a score is NaN, expected numbers; find its cause with mx.anomaly.stop_at_nan()")
     with np.errstate(invalid="ignore"):  # NaN and infinity are reported below
         classes = labels.astype(np.int32)
     wrong = labels[(classes != labels) | (classes < 0) | (classes >= max(2, scores.shape[1]))]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from flowmx import metric, model
 from flowmx.engine.loops import runs_in_plain_code
+from flowmx.foreign_names import MODULE_OBJECTS, raise_missing
 from flowmx.initializer import Initializer, Uniform
 from flowmx.io import DataDesc
 from flowmx.module.evaluation import Callbacks, Loops, as_metric, check_not_sliced
@@ -75,6 +76,12 @@ class BaseModule(Loops):
         inputs_need_grad: bound with gradients of its inputs.
         symbol: the symbol.
     """
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an AttributeError, which names the equivalent of another library's attribute."""
+            raise_missing(self, name, MODULE_OBJECTS)
 
     def __init__(self, logger: Any = logging) -> None:
         self.logger = logger

@@ -279,7 +279,7 @@ async def _first(count: int | None, data: object) -> AsyncIterator[Any]:
 async def yield_to_tasks() -> None:
     """Yield to other tasks, and wait while the engine's queue is full."""
     await asyncio.sleep(0)
-    await engine.room()
+    await engine.wait_for_capacity()
 
 
 async def call(callbacks: Callbacks, *args: object) -> None:

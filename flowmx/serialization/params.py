@@ -326,6 +326,8 @@ class _Reader(Reader):
 
 
 def _read_list(reader: _Reader) -> dict[str, Any] | list[Any]:
+    if not reader.remaining:
+        raise reader.error("a .params file", "an empty file", 0)
     magic = reader.read(8, "list magic")
     if int.from_bytes(magic, "little") != LIST_MAGIC:
         is_pickle = magic[:1] == b"\x80" and magic[1] in range(2, 6)

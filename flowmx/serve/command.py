@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import ssl
 import sys
@@ -58,7 +59,17 @@ def main(argv: Sequence[str]) -> int:
     application = app(models, hosts=names, access=access, origins=options.allow_origin)
 
     async def serve() -> None:
-        await run(application, options.host, options.port, started, tls, options.member)
+        running = asyncio.create_task(run(application, options.host, options.port, started, tls, options.member))
+        warming = asyncio.create_task(_warm(models))
+        try:
+            await asyncio.wait([running, warming], return_when=asyncio.FIRST_COMPLETED)
+            if warming.done() and warming.exception() is not None:  # it cannot ever answer
+                running.cancel()
+                await asyncio.wait([running])
+                await warming
+            await running
+        finally:
+            warming.cancel()
 
     run_coroutine(serve())
     return 0
@@ -73,6 +84,12 @@ def _check_workers(parser: argparse.ArgumentParser, options: argparse.Namespace)
         parser.error("--workers needs Linux or macOS: start several services, each on its port")
 
 
+async def _warm(models: Predictor | Repository) -> None:
+    """Wait until the model is warm; those of a repository report their failures themselves."""
+    if isinstance(models, Predictor):
+        await asyncio.shield(asyncio.ensure_future(models.ready()))
+
+
 async def _serve_pool(options: argparse.Namespace, argv: Sequence[str]) -> int:
     scheme = "http" if options.tls_cert is None else "https"
     return await Pool(options.workers, argv).run(options.host, options.port, scheme)
@@ -81,8 +98,8 @@ async def _serve_pool(options: argparse.Namespace, argv: Sequence[str]) -> int:
 def _predictor(options: argparse.Namespace) -> Predictor:
     return create_predictor(
         Path(options.model), options.handler, _image(options), shape=usage.shapes(options.shape), dtype=options.dtype,
-        epoch=options.epoch, max_batch=options.max_batch, max_latency=options.max_latency / 1000, queue=options.queue,
-        lengths=options.lengths, finite=options.finite, name=options.name,
+        epoch=options.epoch, max_batch=options.max_batch, max_latency=options.max_latency / 1000,
+        max_queue=options.max_queue, lengths=options.lengths, finite=options.finite, name=options.name,
     )  # fmt: skip
 
 
@@ -151,7 +168,10 @@ def _parser() -> argparse.ArgumentParser:
         "(default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--member", type=MemberOptions.from_text, help=argparse.SUPPRESS)
-    parser.add_argument("--queue", type=int, help="maximum number of queued samples (default: twice --max-batch)")
+    parser.add_argument(
+        "--max-queue", "--queue", type=int,
+        help="maximum number of queued samples (default: twice --max-batch, or 100 for a handler of MMS)",
+    )  # fmt: skip
     parser.add_argument(
         "--lengths", type=usage.sizes, default=(), help="lengths that variable axes are padded to, such as 16,32,64"
     )

@@ -43,7 +43,7 @@ def _warnings(runner: Runner) -> list[str]:
     refused, answered = (runner.instruments.requests.value(runner.name, result) for result in ("refused", "answered"))
     text = (
         f"{runner.name} is overloaded: its queue of {runner.queue.limit} rows is full and requests are refused "
-        f"({refused:.0f} so far, {answered:.0f} answered): send fewer at a time, raise queue or max_batch, or add a "
-        "process"
+        f"({refused:.0f} so far, {answered:.0f} answered): send fewer at a time, raise max_queue or max_batch, or add "
+        "a process"
     )
     return [text]

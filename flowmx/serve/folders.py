@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from flowmx.errors import AdviceError
 from flowmx.serve.handlers import load_handler
+from flowmx.serve.images import ImageTransform
 from flowmx.serve.mms import Handler, manifest_handler
 from flowmx.serve.predictor import Predictor
 
@@ -18,7 +18,7 @@ _OF_MODELS = ("shape", "dtype", "epoch", "sizes", "lengths", "finite", "image")
 
 
 def create_predictor(
-    path: Path, handler: str | None = None, image: Mapping[str, Any] | bool | None = None, **options: Any
+    path: Path, handler: str | None = None, image: ImageTransform | bool | None = None, **options: Any
 ) -> Predictor:
     """Return the predictor of a model, or of a handler of Multi Model Server.
 
@@ -34,7 +34,6 @@ def create_predictor(
         Exception: the model or the handler cannot be loaded.
     """
     folder = path if path.is_dir() else path.parent
-    image_options = {} if image is True else None if image is False else image
     hooks = None if handler is None else load_handler(handler, folder)
     if isinstance(hooks, Handler):
         extra = [name for name in _OF_MODELS if {**options, "image": image}.get(name)]
@@ -51,4 +50,4 @@ def create_predictor(
             f"pass handler={named!r} to run it", f"pass --handler {named} to run it",
         )  # fmt: skip
     decode, encode = (None, None) if hooks is None else (hooks.decode, hooks.encode)
-    return Predictor(path, decode=decode, encode=encode, image=image_options, **options)
+    return Predictor(path, decode=decode, encode=encode, image=image, **options)

@@ -42,7 +42,14 @@ def load_object(text: str, folder: Path | None = None) -> object:
     with _loading:
         if "mxnet" not in sys.modules:
             install_as_mxnet()
-        value: object = _module(module_name, folder)
+        try:
+            value: object = _module(module_name, folder)
+        except ModuleNotFoundError as error:
+            if error.name is not None and module_name.partition(".")[0] == error.name.partition(".")[0]:
+                advice = "expected a .py file, or a module on the path"
+            else:
+                advice = f"{module_name} imports it: install it, or put it next to the handler"
+            raise ModuleNotFoundError(f"--handler {text}: {error}; {advice}", name=error.name) from error
     for part in name.split(".") if name else ():
         if not hasattr(value, part):
             raise ValueError(f"--handler is {text!r}, and {module_name} has no {name!r}")

@@ -24,6 +24,7 @@ class ModelRegistry:
     """
 
     def __init__(self, predictors: Predictors) -> None:
+        _check(predictors)
         by_name = {predictors.name: predictors} if isinstance(predictors, Predictor) else predictors
         for name, predictor in by_name.items():
             if not isinstance(predictor, Predictor):
@@ -90,3 +91,12 @@ class ModelRegistry:
 
     def _all_versions(self) -> list[Predictor]:
         return [predictor for versions in self._versions.values() for predictor in versions.values()]
+
+
+def _check(predictors: object) -> None:
+    """Raise TypeError for models that are not predictors."""
+    if not isinstance(predictors, (Predictor, Mapping)):
+        raise TypeError(
+            f"the service has a {type(predictors).__name__}, expected a Predictor, or a dict of Predictors by name: "
+            "create one with mx.serve.Predictor(model, shape=...)"
+        )

@@ -128,9 +128,10 @@ class Pool:
             start = time.monotonic()
             async with self._worker(index, guard, has_started) as worker:
                 status = await worker.child.ended
-            has_started = has_started or worker.started.is_set()
+            has_started = has_started or worker.is_loaded
             if self._stopping.is_set():
-                self._status = self._status or shell_status(status)
+                if worker.started.is_set():  # another one has no handler of SIGTERM yet
+                    self._status = self._status or shell_status(status)
                 return
             if not has_started:
                 _log.error("worker %d did not start: %s", index, describe(status))
@@ -162,6 +163,8 @@ class Pool:
             "metrics": self.metrics, "load": self._load, "unload": self._unload,
         }  # fmt: skip
         self._workers[index] = worker
+        if self._stopping.is_set():
+            child.signal(signal.SIGTERM)
         try:
             yield worker
         finally:

@@ -21,6 +21,7 @@ from flowmx.comm.offload import LARGE, offload
 from flowmx.devices import Context, cpu
 from flowmx.event_loops import running_loop
 from flowmx.ndarray import NDArray
+from flowmx.renaming import warn_renamed
 from flowmx.serve import flight_report
 from flowmx.serve import metrics as serve_metrics
 from flowmx.serve.batching import Job, Pace, Queue, sizes_up_to
@@ -58,8 +59,8 @@ class Predictor:
             compiled in advance.
         sizes: the batch sizes to compile, instead of powers of two.
         max_latency: seconds that a row may be delayed for a larger batch while the engine is idle.
-        queue: maximum number of queued rows; more are refused with :class:`Overloaded` (default: twice ``max_batch``,
-            or 100 for a handler).
+        max_queue: maximum number of queued rows; more are refused with :class:`Overloaded` (default: twice
+            ``max_batch``, or 100 for a handler).
         lengths: the lengths to which variable axes are padded with zeros. Outputs are not cropped.
         finite: whether to refuse NaN and infinities.
         ctx: the device of the model's parameters.
@@ -76,6 +77,7 @@ class Predictor:
             the input's size), ``mean`` and ``std`` for values from 0 to 1, and ``max_pixels``.
         budget: computing time that it shares with other predictors.
         weight: its part of that time, relative to the weights of the others.
+        queue: the former name of ``max_queue``.
 
     Raises:
         ValueError: the arguments are contradictory, or the inputs are underspecified.
@@ -90,29 +92,33 @@ class Predictor:
     def __init__(
         self, model: Any, shape: Shapes | None = None, *, dtype: Any = None, params: Any = None,
         epoch: int | None = None, max_batch: int | None = None, sizes: Sequence[int] | None = None,
-        max_latency: float = 0.002, queue: int | None = None, lengths: Sequence[int] = (), finite: bool = False,
+        max_latency: float = 0.002, max_queue: int | None = None, lengths: Sequence[int] = (), finite: bool = False,
         ctx: Context | None = None,
         name: str = "model", metrics: Metrics | None = None, decode: Decode | None = None,
-        encode: Encode | None = None, image: ImageTransform | None = None, budget: Budget | None = None,
-        weight: float = 1.0,
+        encode: Encode | None = None, image: ImageTransform | bool | None = None, budget: Budget | None = None,
+        weight: float = 1.0, queue: int | None = None,
     ) -> None:  # fmt: skip
+        if queue is not None:
+            warn_renamed("queue=", "max_queue=")
+            max_queue = queue
         check_hook("decode", decode, "body, content_type")
         check_hook("encode", encode, "result")
         is_handler = isinstance(model, Handler)
         if is_handler and (shape, dtype, params, decode, encode, image) != (None,) * 6:
             raise ValueError("shape, dtype, params, decode, encode and image are for models, and this is a handler")
         sizes = tuple(range(1, (max_batch or 1) + 1)) if is_handler else _sizes(max_batch, sizes)
-        limit = queue if queue is not None else _HANDLER_QUEUE if is_handler else 2 * sizes[-1]
+        limit = max_queue if max_queue is not None else _HANDLER_QUEUE if is_handler else 2 * sizes[-1]
         if limit < 1 or max_latency < 0:
             raise ValueError(
-                f"queue is {limit} and max_latency {max_latency}, expected at least 1 sample and 0 seconds"
+                f"max_queue is {limit} and max_latency {max_latency}, expected at least 1 sample and 0 seconds"
             )
         self.name = name
         self._instruments = serve_metrics.SHARED if metrics is None else serve_metrics.Instruments(metrics)
         self._options = _ModelOptions(shape, dtype, lengths, limit, finite, cpu() if ctx is None else ctx, sizes[-1])
         self._numbers = itertools.count()
         computation = self._load(model, params, epoch)
-        reader = None if image is None else ImageReader(computation.inputs.specs, image)
+        transform = {} if image is True else None if image is False else image
+        reader = None if transform is None else ImageReader(computation.inputs.specs, transform)
         self.hooks = HANDLER_HOOKS if is_handler else Hooks(decode, encode, reader)
         self._runner = Runner(
             computation, Queue(limit), Pace(sizes, max_latency), self._instruments, name,

@@ -24,8 +24,8 @@ _log = logging.getLogger("flowmx.serve")
 _OPTIONS_FILE = "model.toml"
 _NUMBER = re.compile("[0-9]+")
 _OPTION_NAMES = (
-    "shape", "dtype", "epoch", "max_batch", "sizes", "max_latency", "queue", "lengths", "finite", "handler", "image",
-    "weight",
+    "shape", "dtype", "epoch", "max_batch", "sizes", "max_latency", "max_queue", "queue", "lengths", "finite",
+    "handler", "image", "weight",
 )  # fmt: skip
 _VERSIONS = "versions"
 _ONLY_VERSION = "1"
@@ -54,7 +54,7 @@ class Repository:
             resnet/
                 resnet.onnx               a model without versions
 
-    ``model.toml`` holds arguments of :class:`Predictor` (shape, dtype, epoch, max_batch, sizes, max_latency, queue,
+    ``model.toml`` holds arguments of :class:`Predictor` (shape, dtype, epoch, max_batch, sizes, max_latency, max_queue,
     lengths, finite, image; ``"?"`` marks a variable length); ``handler``, as ``flowmx serve --handler`` takes it;
     ``weight``, the model's part of the computing time that all models share; and ``versions``, the number of newest
     versions to serve.

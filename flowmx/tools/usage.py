@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
+
+from flowmx.suggestions import did_you_mean
 
 __all__ = ["EXITS", "FAILED", "INTERRUPTED", "SUCCESS", "USAGE", "fixed_sizes", "parser", "port", "shapes", "sizes"]
 
@@ -13,6 +15,19 @@ SUCCESS, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 EXITS = {SUCCESS: "success", FAILED: "failure; the error output has the reason", USAGE: "invalid arguments"}
 """The default exit statuses of commands."""
+_UNRECOGNIZED = "unrecognized arguments: "
+"""The begin of argparse's message for unknown options."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that suggests the most similar option for an unknown one."""
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith(_UNRECOGNIZED):
+            words = message.removeprefix(_UNRECOGNIZED).split()
+            option = next((word.partition("=")[0] for word in words if word.startswith("--")), None)
+            message += did_you_mean(option, self._option_string_actions) if option else ""
+        super().error(message)
 
 
 def parser(
@@ -31,7 +46,7 @@ def parser(
     lines = ["examples:", *(f"  flowmx {name} {example}".rstrip() for example in examples), ""] if examples else []
     statuses = {**EXITS, **(exits or {})}
     lines += ["exit status:", *(f"  {status:<4} {meaning}" for status, meaning in sorted(statuses.items()))]
-    return argparse.ArgumentParser(
+    return _Parser(
         prog=f"flowmx {name}", usage=usage, description=textwrap.fill(about, 80), epilog="\n".join(lines),
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip

@@ -332,7 +332,7 @@ def network():
 
 def test_cancelled_predictions_leave_nothing_behind(run):
     async def main():
-        predictor = mx.serve.Predictor(network(), shape=(5,), max_batch=2, queue=64)
+        predictor = mx.serve.Predictor(network(), shape=(5,), max_batch=2, max_queue=64)
         answers = 0
         for turns in range(40):
             there, answer = await cancelled_after(turns % 8, predictor([1, 2, 3, 4, 5]))

@@ -612,7 +612,7 @@ async def test_a_coroutine_that_awaits_room_stays_below_the_limit_and_lets_other
         a = mx.nd.ones((200, 200))
         for _ in range(500):
             a = a * 1.0
-            await mx.engine.room()
+            await mx.engine.wait_for_capacity()
             assert len(mx.engine.engine.pending) <= 10
         await a
     ticker.cancel()

@@ -17,7 +17,9 @@ NET.add(nn.Dense(2, in_units=3))
 NET.initialize()
 X = mx.nd.ones((2, 3))
 TRAINER = mx.gluon.Trainer(NET.collect_params(), "sgd")
-OWNERS = {"x": X, "net": NET, "trainer": TRAINER, "mx": mx}
+PARAM = NET[0].weight
+MODULE = mx.mod.Module(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), label_names=None)
+OWNERS = {"x": X, "net": NET, "trainer": TRAINER, "param": PARAM, "mod": MODULE, "mx": mx, "gluon": mx.gluon}
 
 
 @pytest.mark.parametrize(
@@ -40,6 +42,17 @@ OWNERS = {"x": X, "net": NET, "trainer": TRAINER, "mx": mx}
         ("mx.gluon.loss.CrossEntropyLoss", "mx.gluon.loss.SoftmaxCrossEntropyLoss()"),
         ("mx.gluon.data.TensorDataset", "mx.gluon.data.ArrayDataset(x, y)"),
         ("mx.lr_scheduler.StepLR", "FactorScheduler"),
+        ("mx.optimizer.Momentum", "SGD(momentum=0.9)"),
+        ("mx.metric.RootMeanSquaredError", "RMSE()"),
+        ("mx.init.xavier_uniform_", "Xavier()"),
+        ("mx.gluon.data.vision.transforms.RandomHorizontalFlip", "RandomFlipLeftRight()"),
+        ("mx.gluon.model_zoo.vision.resnet50", "resnet50_v1()"),
+        ("nn.Linear", "gluon.nn.Dense(units, flatten=False)"),
+        ("nn.MaxPool2d", "gluon.nn.MaxPool2D(size)"),
+        ("mx.nd.max_pool2d", "mx.nd.Pooling"),
+        ("mx.optim", "mx.gluon.Trainer"),
+        ("net[0].weight.requires_grad", "param.grad_req"),
+        ("mod.state_dict", "mod.get_params()"),
     ],
 )
 def test_an_error_names_the_equivalent(expression, advice):
@@ -48,7 +61,10 @@ def test_an_error_names_the_equivalent(expression, advice):
 
 
 def advised():
-    tables = {"x": foreign_names.ARRAYS, "net": foreign_names.BLOCKS, "trainer": foreign_names.TRAINERS}
+    tables = {
+        "x": foreign_names.ARRAYS, "net": foreign_names.BLOCKS, "trainer": foreign_names.TRAINERS,
+        "param": foreign_names.PARAMETERS, "mod": foreign_names.MODULE_OBJECTS,
+    }  # fmt: skip
     for owner, table in {**tables, **foreign_names.MODULES}.items():
         for name, text in table.items():
             yield owner, name, text
@@ -60,7 +76,7 @@ def test_advice_names_what_exists_for_names_that_do_not(owner, name, text):
     if owner == "net" and hasattr(NET, name):
         subject = nn.Lambda("relu")  # a block that is not hybrid, or not a container
     assert not hasattr(subject, name)
-    for reference in re.findall(r"(?<![\w.])(?:mx|net|x|trainer)(?:\.\w+)+", text):
+    for reference in re.findall(r"(?<![\w.])(?:mx|gluon|net|x|trainer|param|mod)(?:\.\w+)+", text):
         eval(reference, OWNERS)
 
 

@@ -52,9 +52,9 @@ for epoch in range(run.epoch, 2):
         loss.backward()
         trainer.step(8)
         print("batch", run.epoch, run.batch, flush=True)
-        run.batch_done()
+        run.batch_end()
     data.reset()
-    run.epoch_done()
+    run.epoch_end()
 print("weights", net.weight.data().asnumpy().sum())
 """
 

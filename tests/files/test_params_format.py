@@ -242,7 +242,7 @@ HUGE = 1 << 62
 ONE = dense(V2_MAGIC, (1,), 3, b"\7")
 
 DAMAGED = {
-    "nothing": (b"", 0, "list magic"),
+    "nothing": (b"", 0, "an empty file"),
     "a zip file": (b"PK\3\4" + bytes(30), 0, r"a \.params file"),
     "a list that ends": (struct.pack("<QQ", 0x112, 0), 16, "number of arrays"),
     "a huge number of arrays": (struct.pack("<QQQ", 0x112, 0, HUGE), 16, "at most 0 arrays"),

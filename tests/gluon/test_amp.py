@@ -557,7 +557,7 @@ def test_an_operator_that_overflows_is_named(use, hybridize):
         net.hybridize()
     trainer = gluon.Trainer(net.collect_params(), "sgd", update_on_kvstore=False)
     amp.init_trainer(trainer)
-    first = mx.safety.current_step()
+    first = mx.anomaly.current_step()
     with autograd.record(), amp.scale_loss(net(mx.nd.ones((3, 2))).sum(), trainer) as scaled:
         scaled.backward()
     with pytest.warns(amp.OverflowWarning, match=r"net_boom0.*keep the operator in float32") as caught:

@@ -234,7 +234,7 @@ def run_batches(folder, count):
         backward(net, batch)
         trainer.step(4)
         average.update()
-        run.batch_done()
+        run.batch_end()
     return [*values(net), *(array.asnumpy() for array in average.averages.values()), average.updates]
 
 
@@ -248,7 +248,7 @@ def test_a_run_resumes_in_the_middle_of_an_accumulation(tmp_path):
 
 def test_a_run_with_averages_refuses_a_checkpoint_without(tmp_path):
     net = network()
-    mx.checkpoint.Run(tmp_path, net).epoch_done()
+    mx.checkpoint.Run(tmp_path, net).epoch_end()
     with pytest.raises(mx.checkpoint.CheckpointError, match="has no averages of weights: use another folder"):
         mx.checkpoint.Run(tmp_path, net, average=ExponentialMovingAverage(net)).resume()
 

@@ -99,7 +99,7 @@ def test_dropped_graphs_are_reported_and_freed(alone, compiled, caplog):
     assert "compiled graphs of net are dropped" in record.message
     assert "FLOWMX_GRAPH_CACHE" in record.message
     snapshot = {"name": "here", **take()}
-    mx.flight.forget("graphs")
+    mx.flight_recorder.forget("graphs")
     (finding,) = (each for each in diagnose([snapshot]) if each.kind == "dropped graphs")
     assert f"({cache.dropped} so far)" in finding.text
 

@@ -58,8 +58,8 @@ def trained(kv, folder, calls, at=None, every=None):
                 at(epoch, run.batch)
             loop.step(inputs, labels)
             calls.append((epoch, run.batch))
-            run.batch_done()
-        run.epoch_done()
+            run.batch_end()
+        run.epoch_end()
     return loop.net.weight.data().asnumpy()
 
 
@@ -115,7 +115,7 @@ def test_two_networks_of_a_loop_meet_once(tmp_path):
             for batch in loops[0].data:
                 loops[0].step(*batch)
             for run in runs:
-                run.epoch_done()
+                run.epoch_end()
         return [run.epoch for run in runs]
 
     with job(2, 1) as cluster:

@@ -155,7 +155,7 @@ def profiled(work: Work) -> Any:
 
 def watched(work: Work) -> Any:
     """While every result is searched for NaN."""
-    with mx.safety.stop_at_nan():
+    with mx.anomaly.stop_at_nan():
         return work()
 
 

@@ -310,8 +310,8 @@ def checkpointed() -> Steps:
                     loss = (net(mx.nd.array(X)) ** 2).sum()
                 loss.backward()
                 trainer.step(4)
-                run.batch_done()
-                run.epoch_done()
+                run.batch_end()
+                run.epoch_end()
                 yield
         return net.weight.data().asnumpy()
 

@@ -250,7 +250,7 @@ def blocked():
 def overloaded():
     data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="dense")
     params = {"dense_weight": mx.nd.ones((4, 5)), "dense_bias": mx.nd.zeros((4,))}
-    predictor = mx.serve.Predictor(data, (5,), params=params, max_batch=1, queue=1)
+    predictor = mx.serve.Predictor(data, (5,), params=params, max_batch=1, max_queue=1)
 
     async def flood():
         await asyncio.gather(*(predictor(np.zeros(5, "float32")) for _ in range(40)), return_exceptions=True)

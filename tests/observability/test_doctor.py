@@ -304,7 +304,7 @@ def test_an_overloaded_server(ask):
 def test_a_predictor_that_refuses_requests(ask):
     data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="dense")
     params = {"dense_weight": mx.nd.ones((4, 5)), "dense_bias": mx.nd.zeros((4,))}
-    predictor = mx.serve.Predictor(data, (5,), params=params, max_batch=1, queue=1, name="digits")
+    predictor = mx.serve.Predictor(data, (5,), params=params, max_batch=1, max_queue=1, name="digits")
 
     async def flood(predictor):
         async with predictor:
@@ -437,7 +437,7 @@ def test_a_process_answers_through_its_socket(capsys):
 
 def test_a_report_is_read_like_a_process(tmp_path, capsys):
     queued()
-    path = mx.flight.write(tmp_path / "report.json", why="tried out")
+    path = mx.flight_recorder.write(tmp_path / "report.json", why="tried out")
     assert command.main([str(path), "--json"]) in (0, 3)
     snapshot = json.loads(capsys.readouterr().out)["snapshots"][0]
     assert snapshot["why"] == "tried out"

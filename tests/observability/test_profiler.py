@@ -93,12 +93,12 @@ def test_coroutines_are_timed_too():
 
 def test_it_works_with_the_nan_watch():
     profiler.set_state("run")
-    with mx.safety.stop_at_nan():
+    with mx.anomaly.stop_at_nan():
         work(1)
     work(1)
     profiler.set_state("stop")
     assert table()["dot"]["Count"] == 2
-    with pytest.raises(mx.MXNetError), mx.safety.stop_at_nan():
+    with pytest.raises(mx.MXNetError), mx.anomaly.stop_at_nan():
         (mx.nd.array([-1.0]).log() * 2).asnumpy()
 
 

@@ -267,7 +267,7 @@ def test_by_setting():
         "a.wait_to_read()\n"
         "try:\n"
         "    mx.nd.log(a).asnumpy()\n"
-        "except mx.safety.NonFiniteError as error:\n"
+        "except mx.anomaly.NonFiniteError as error:\n"
         "    print(error)\n"
     )
     run = subprocess.run(

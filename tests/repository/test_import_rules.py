@@ -29,6 +29,7 @@ LAYERS: list[set[str]] = [
         "flowmx.foreign_names",
         "flowmx.forks",
         "flowmx.registry",
+        "flowmx.renaming",
         "flowmx.bounded_tables",
         "flowmx.base",
         "flowmx.compat.aliases",

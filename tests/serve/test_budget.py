@@ -99,7 +99,7 @@ class MeterProp(mx.operator.CustomOpProp):
 def metered(name, **options):
     symbol = mx.sym.Custom(mx.sym.var("data"), op_type="serve_meter", model=name)
     net = mx.gluon.SymbolBlock(symbol, mx.sym.var("data"))
-    return Predictor(net, (2,), max_batch=1, queue=64, name=name, metrics=Metrics(), **options)
+    return Predictor(net, (2,), max_batch=1, max_queue=64, name=name, metrics=Metrics(), **options)
 
 
 async def test_models_of_one_budget_take_turns_and_a_flood_starves_nobody():

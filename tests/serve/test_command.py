@@ -36,7 +36,7 @@ async def test_sigterm_under_load_loses_no_request(folder):
     path, rows, expected = folder
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "flowmx", "serve", str(path), "--shape", "5", "--port", "0",
-        "--max-batch", "4", "--queue", "64",
+        "--max-batch", "4", "--max-queue", "64",
         env={**os.environ, "PYTHONWARNINGS": "error"}, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     line = (await process.stderr.readline()).decode()

@@ -235,7 +235,7 @@ async def test_an_asgi_server_of_something_else_is_refused():
 
 @pytest.mark.parametrize("requests", [400, pytest.param(10_000, marks=pytest.mark.soak)])
 async def test_disconnecting_clients_leak_nothing(requests):
-    predictor = doubling(queue=200)
+    predictor = doubling(max_queue=200)
     async with Client(predictor) as ask:
         await predictor.ready()
         rng = np.random.default_rng(0)

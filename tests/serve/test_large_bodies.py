@@ -116,7 +116,7 @@ async def test_large_data_is_copied_and_written_on_other_threads(monkeypatch):
 
     noted(large_bodies, "_array_fragments")
     noted(np, "concatenate")
-    async with mx.serve.Predictor(Wide(), (1,), max_batch=2, queue=20) as predictor:
+    async with mx.serve.Predictor(Wide(), (1,), max_batch=2, max_queue=20) as predictor:
         service = Service(predictor)
         call = service.begin("POST", "/predict", {"content-type": "application/json"})
         reply = await call.reply(json.dumps([[1.0]] * 10).encode())

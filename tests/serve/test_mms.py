@@ -185,7 +185,7 @@ class PredictionError(Exception):
 def echo():
     Echo.entered, Echo.leave = threading.Semaphore(0), threading.Event()
     Echo.leave.set()
-    return Predictor(Handler(Echo), max_batch=4, queue=8, metrics=Metrics())
+    return Predictor(Handler(Echo), max_batch=4, max_queue=8, metrics=Metrics())
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ async def test_a_swap_loses_no_request():
     def second(data, context):
         return [2] * len(data or ())
 
-    async with Predictor(Handler(first), queue=64, metrics=Metrics()) as predictor:
+    async with Predictor(Handler(first), max_queue=64, metrics=Metrics()) as predictor:
         asking = [asyncio.create_task(predictor({"body": ""})) for _ in range(10)]
         await predictor.swap(Handler(second))
         assert {(await task).value for task in asking} <= {1, 2}

@@ -119,7 +119,7 @@ def repository(tmp_path):
         expected.append(answers(net, ROWS))
         (tmp_path / "models" / "net" / str(number)).mkdir(parents=True)
         net.export(tmp_path / "models" / "net" / str(number) / "model")
-    (tmp_path / "models" / "net" / "model.toml").write_text("shape = [5]\nmax_batch = 4\nqueue = 256\nweight = 2")
+    (tmp_path / "models" / "net" / "model.toml").write_text("shape = [5]\nmax_batch = 4\nmax_queue = 256\nweight = 2")
     (tmp_path / "models" / "net" / "2").rename(tmp_path / "2")
     handler = tmp_path / "models" / "pids"
     handler.mkdir()

@@ -57,7 +57,7 @@ def gated():
     """Return an identity network whose batches wait until the test opens the gate."""
     Gate.let.set()
     net = mx.gluon.SymbolBlock(mx.sym.Custom(mx.sym.var("data"), op_type="serve_gate"), mx.sym.var("data"))
-    yield Predictor(net, shape=(2,), max_batch=4, queue=6, metrics=Metrics())
+    yield Predictor(net, shape=(2,), max_batch=4, max_queue=6, metrics=Metrics())
     Gate.let.set()
 
 
@@ -74,7 +74,7 @@ async def closed(predictor):
 async def test_rows_of_many_tasks_share_batches_and_get_their_own_answers():
     net, metrics = network(), Metrics()
     expected = answers(net)
-    async with Predictor(net, shape=(5,), max_batch=8, queue=64, metrics=metrics) as predictor:
+    async with Predictor(net, shape=(5,), max_batch=8, max_queue=64, metrics=metrics) as predictor:
         actual = await asyncio.gather(*(predictor(row) for row in ROWS))
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
         several = await predictor(ROWS[:11].tolist())
@@ -91,7 +91,7 @@ async def test_rows_of_many_tasks_share_batches_and_get_their_own_answers():
 def test_any_event_loop_can_send_requests():
     net = network()
     expected = answers(net)
-    predictor = Predictor(net, shape=(5,), max_batch=4, queue=64)
+    predictor = Predictor(net, shape=(5,), max_batch=4, max_queue=64)
     wrong = []
 
     async def ask(start):
@@ -167,7 +167,7 @@ async def test_draining_answers_queued_requests_and_refuses_new_ones(gated):
 async def test_a_swap_under_load_loses_no_request_and_keeps_each_to_one_model():
     old, new = network(0), network(1)
     both = answers(old), answers(new)
-    predictor = await Predictor(old, shape=(5,), max_batch=8, queue=64).ready()
+    predictor = await Predictor(old, shape=(5,), max_batch=8, max_queue=64).ready()
     swapped, factors = False, set()
 
     async def ask(i):
@@ -287,7 +287,7 @@ async def test_models_are_found_in_every_form(form, tmp_path):
             onnx_file_path=str(tmp_path / "net.onnx"), dynamic=True, dynamic_input_shapes=[("batch", 5)],
         )  # fmt: skip
         model = tmp_path / "net.onnx"
-    async with Predictor(model, None if form == "onnx" else (5,), max_batch=4, queue=64, **more) as predictor:
+    async with Predictor(model, None if form == "onnx" else (5,), max_batch=4, max_queue=64, **more) as predictor:
         np.testing.assert_allclose(await predictor(ROWS), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -343,7 +343,7 @@ async def test_predictions_during_training_equal_the_serial_ones():
     thread = threading.Thread(target=train)
     thread.start()
     try:
-        async with Predictor(net, shape=(5,), max_batch=8, queue=200) as predictor:
+        async with Predictor(net, shape=(5,), max_batch=8, max_queue=200) as predictor:
             actual = await asyncio.gather(*(predictor(ROWS[i % 64]) for i in range(100)))
     finally:
         done.set()

@@ -30,12 +30,21 @@ def default_batchify_fn(data: Sequence[Any]) -> Any:
         return [default_batchify_fn(part) for part in zip(*data, strict=True)]
     if isinstance(first, dict):
         return {key: default_batchify_fn([sample[key] for sample in data]) for key in first}
-    _expect_equal([np.shape(array) for array in data] if isinstance(first, np.ndarray) else [], "shapes")
+    _expect_equal([_shape(sample) for sample in data], "shapes")
     return _as_array(np.asarray(data))
 
 
 default_mp_batchify_fn = default_batchify_fn
 """MXNet's name for batches from worker processes: here they always use shared memory."""
+
+
+def _shape(sample: Any) -> tuple[int, ...]:
+    """Return the shape of a sample; the lengths of the rows of a ragged list."""
+    try:
+        shape: tuple[int, ...] = np.shape(sample)
+        return shape
+    except ValueError:
+        return tuple(int(np.size(row)) for row in sample)
 
 
 def _expect_equal(values: Sequence[object], noun: str) -> None:

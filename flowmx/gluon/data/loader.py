@@ -97,6 +97,12 @@ class DataLoader(Generic[Batch]):
     ) -> None:
         if timeout <= 0:
             raise ValueError(f"DataLoader: timeout is {timeout}, expected more than 0 seconds")
+        needs_length = sampler is None and batch_sampler is None
+        if not hasattr(dataset, "__getitem__") or (needs_length and not hasattr(dataset, "__len__")):
+            raise TypeError(
+                f"DataLoader: the dataset is a {type(dataset).__name__}, expected an object with a length and an "
+                "index: a list, an array, or a Dataset such as gluon.data.ArrayDataset(x, y)"
+            )
         self._dataset = dataset
         if batch_sampler is None:
             order = sampler if sampler is not None else _sampler(len(dataset), shuffle, num_parts, part_index)

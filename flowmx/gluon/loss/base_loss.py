@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import math
+from collections.abc import Sequence
 from typing import Unpack
 
+from flowmx.errors import ShapeError
 from flowmx.gluon.hybrid import Layer
 from flowmx.gluon.scope import BlockOptions
+from flowmx.ops.registry.operators import Shape
 from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = ["Loss"]
@@ -31,6 +36,23 @@ class Loss(Layer):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(batch_axis={self._batch_axis}, w={self._weight})"
+
+    def _explain(self, error: Exception, inputs: Sequence[object]) -> str | None:
+        """Name the shapes of the first two inputs if they do not fit, instead of those within the formula."""
+        first, second = (tuple(getattr(x, "shape", ())) for x in (*inputs, None, None)[:2])
+        expected = self._expected_shape(first)
+        if not isinstance(error, ShapeError) or len(inputs) < 2 or self._fits(first, second):
+            return None
+        names = list(inspect.signature(self.hybrid_forward).parameters)[1:3]
+        return f"{type(self).__name__}: {names[0]} has shape {first} and {names[1]} {second}, expected {expected}"
+
+    def _fits(self, first: Shape, second: Shape) -> bool:
+        """Return whether the first two inputs may have these shapes."""
+        return math.prod(first) == math.prod(second)
+
+    def _expected_shape(self, first: Shape) -> str:
+        """Return the second input's shape, as text, if the first has this one."""
+        return f"{first}, or as many elements"
 
     def _mean(self, F: Functions, loss: Tensor, sample_weight: Tensor | None, factor: float = 1.0) -> Tensor:
         """Return the mean of the weighted loss of each sample."""

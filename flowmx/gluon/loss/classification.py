@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Unpack
 
 import numpy as np
@@ -11,6 +12,7 @@ from flowmx.gluon.scope import BlockOptions
 from flowmx.ndarray import NDArray, core
 from flowmx.ndarray.functions import op
 from flowmx.ops.registry.dtypes import FLOAT32
+from flowmx.ops.registry.operators import Shape
 from flowmx.ops.registry.tensors import Functions, Tensor
 from flowmx.ops.sparse.shapes import SparseShape
 
@@ -99,6 +101,18 @@ class SoftmaxCrossEntropyLoss(Loss):
         else:
             loss = -F.sum(pred * F.reshape_like(label, pred), axis=self._axis, keepdims=True)
         return self._mean(F, loss, sample_weight)
+
+    def _fits(self, first: Shape, second: Shape) -> bool:
+        if not self._sparse_label or not first:
+            return super()._fits(first, second)
+        return math.prod(second) * first[self._axis] == math.prod(first)
+
+    def _expected_shape(self, first: Shape) -> str:
+        if not self._sparse_label or not first:
+            return super()._expected_shape(first)
+        axis = self._axis % len(first)
+        rest = first[:axis] + first[axis + 1 :]
+        return f"class numbers of shape {rest}, or with sparse_label=False probabilities of shape {first}"
 
     def _can_fuse(self, pred: NDArray, label: object) -> bool:
         """Return whether one operator can compute this loss: few logits, one class number for each row."""

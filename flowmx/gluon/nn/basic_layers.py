@@ -65,6 +65,11 @@ class _Stack(Block):
 
     def __getitem__(self, key: int | slice) -> Any:
         """Return a block, or for a slice a container of blocks that shares their parameters."""
+        count = len(self._children)
+        if isinstance(key, int) and not -count <= key < count:
+            raise IndexError(
+                f"{type(self).__name__}: the index is {key}, expected less than the number of blocks, {count}"
+            )
         blocks = list(self._children.values())[key]
         if isinstance(blocks, Block):
             return blocks

@@ -8,6 +8,7 @@ convolutions. Pooling layers take ``pool_size``, ``strides`` (None: the size), `
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import FunctionType
 from typing import Any, ClassVar, Unpack
 
 from flowmx import symbol as sym
@@ -32,6 +33,19 @@ class _Spatial(Layer):
 
     axes: ClassVar[int]
     layouts: ClassVar[tuple[str, ...]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Name the class that is called, instead of its private base class, in errors about missing arguments."""
+        super().__init_subclass__(**kwargs)
+        inherited = cls.__init__
+        if "__init__" not in vars(cls) and isinstance(inherited, FunctionType):
+            function = FunctionType(
+                inherited.__code__, inherited.__globals__, "__init__", inherited.__defaults__, inherited.__closure__
+            )
+            function.__kwdefaults__, function.__doc__ = inherited.__kwdefaults__, inherited.__doc__
+            function.__annotations__ = inherited.__annotations__
+            function.__qualname__ = f"{cls.__qualname__}.__init__"
+            cls.__init__ = function  # type: ignore[method-assign]
 
     def _lengths(self, name: str, value: Lengths) -> tuple[int, ...]:
         """Return a number for each axis."""

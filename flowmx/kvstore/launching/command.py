@@ -31,7 +31,10 @@ def parser() -> argparse.ArgumentParser:
         SettingError: a setting that is the default of an option has an invalid value.
     """
     options = usage.parser(
-        "launch", "Run a distributed job: on this machine, on hosts over ssh, or on a Dask or Ray cluster.",
+        "launch",
+        "Run a distributed job, several processes of one program: on this machine, on hosts over ssh, or on a Dask or "
+        "Ray cluster. A program that imports mxnet is COMMAND `flowmx run train.py`; for one process, use python, or "
+        "`flowmx train` with settings.",
         ["--workers 2 --servers 2 -- python train.py", "--hosts alpha,beta --workers 4 --servers 2 -- python train.py"],
         exits={1: "a process failed; the status is that of the first one that failed"},
         usage="flowmx launch [options] -- COMMAND ...",
@@ -46,10 +49,20 @@ def parser() -> argparse.ArgumentParser:
 def _add_job(options: argparse.ArgumentParser) -> None:
     config = settings.get()
     options.add_argument(
-        "--workers", type=int, default=config.num_workers, help="number of workers of the job (default: %(default)s)"
+        "-n",
+        "--workers",
+        "--num-workers",
+        type=int,
+        default=config.num_workers,
+        help="number of workers of the job (default: %(default)s)",
     )
     options.add_argument(
-        "--servers", type=int, default=config.num_servers, help="number of servers of the job (default: %(default)s)"
+        "-s",
+        "--servers",
+        "--num-servers",
+        type=int,
+        default=config.num_servers,
+        help="number of servers of the job (default: %(default)s)",
     )
     options.add_argument(
         "--policy",
@@ -82,7 +95,9 @@ def _add_job(options: argparse.ArgumentParser) -> None:
 def _add_locations(options: argparse.ArgumentParser) -> None:
     places = options.add_mutually_exclusive_group()
     places.add_argument("--hosts", type=parse_hosts, help="hosts to reach over ssh, such as a,b,c")
-    places.add_argument("--hostfile", type=Path, help="file with these hosts, one per line: name [slots=n] [address=a]")
+    places.add_argument(
+        "-H", "--hostfile", type=Path, help="file with these hosts, one per line: name [slots=n] [address=a]"
+    )
     places.add_argument("--cluster", help="address of the scheduler of a Dask cluster, such as tcp://10.0.0.1:8786")
     ray_help = "run on the Ray cluster at this address, host:port (default: the cluster of this machine)"
     places.add_argument("--ray", nargs="?", const="auto", metavar="ADDRESS", help=ray_help)

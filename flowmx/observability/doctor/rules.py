@@ -32,7 +32,7 @@ _CODE = re.compile(r".*?:\d+ in \S+: (.*)")
 _SAME_VERSIONS = "run the same versions on all nodes"
 _UNREAD = "its result was never read: await or read it"
 _LOST_ADVICE = "see its log; --policy elastic (FLOWMX_KVSTORE_POLICY) continues without it until another node joins"
-_NAN_ADVICE = "mx.safety.stop_at_nan() stops at the first one; a smaller learning rate or clip_gradient may avoid it"
+_NAN_ADVICE = "mx.anomaly.stop_at_nan() stops at the first one; a smaller learning rate or clip_gradient may avoid it"
 
 _BLOCKING_CALLS = ("acquire", "wait", "join", "get", "recv", "select", "result", "lock", "put", "sleep", "read")
 

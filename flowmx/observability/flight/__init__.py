@@ -6,8 +6,8 @@ operation ends for ``FLOWMX_STALL_SECONDS``, when a device is out of memory, and
 ``FLOWMX_FLIGHT_RECORDER=0`` turns the recorder off.
 
 Example:
-    >>> mx.flight.write("report.json")       # for python -m flowmx doctor report.json
-    >>> mx.flight.describe("serving", lambda: {"warnings": ["the queue is full"]})
+    >>> mx.flight_recorder.write("report.json")       # for python -m flowmx doctor report.json
+    >>> mx.flight_recorder.describe("serving", lambda: {"warnings": ["the queue is full"]})
 """
 
 from flowmx.observability.flight import messages

@@ -1,8 +1,8 @@
 """The NaN watch: reports the operation that first computes a NaN or an infinity.
 
 Example:
-    >>> with mx.safety.stop_at_nan():
-    ...     train(net, batches)        # raises mx.safety.NonFiniteError at the first NaN or infinity
+    >>> with mx.anomaly.stop_at_nan():
+    ...     train(net, batches)        # raises mx.anomaly.NonFiniteError at the first NaN or infinity
 
 or ``FLOWMX_STOP_AT_NAN=1`` for the whole program.
 """

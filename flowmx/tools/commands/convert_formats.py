@@ -117,7 +117,8 @@ def checkpoint(path: Path, epoch: int | None = None) -> tuple[str, Path]:
     names = f"{Path(prefix).name}-{'[0-9]' * 4 if epoch is None else f'{epoch:04d}'}.params"
     weights = sorted(Path(prefix).parent.glob(names))
     if not weights or not Path(prefix + _SYMBOL).exists():
-        raise FileNotFoundError(f"there is no checkpoint {prefix}{_SYMBOL} with {names}")
+        files = f"{prefix}{_SYMBOL} and {prefix}-{epoch or 0:04d}.params"
+        raise FileNotFoundError(f"there is no checkpoint {prefix!r}: expected the files {files}")
     return prefix, weights[-1]
 
 

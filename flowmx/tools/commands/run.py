@@ -20,7 +20,8 @@ def main(argv: Sequence[str]) -> int:
     parser = usage.parser(
         "run",
         "Run a script or a module as Python does, with `import mxnet` importing flowmx, also in the Python processes "
-        "that it starts.",
+        "that it starts. A program that imports flowmx needs no command. `flowmx train` runs a script with settings, "
+        "or trains a model without a script; `flowmx launch` runs a program as a distributed job.",
         ["train.py --epochs 3", "-m package.train --epochs 3"],
         {1: "failure, or the exit status of the program"},
         "flowmx run SCRIPT [arguments]\n       flowmx run -m MODULE [arguments]",

@@ -40,7 +40,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = usage.parser(
         "train",
         "Run a training script with settings; or train a model of the zoo, or a symbol file, on data, with progress "
-        "and validation, and save a model for flowmx serve.",
+        "and validation, and save a model for flowmx serve. Scripts that import mxnet need `flowmx run`; `flowmx "
+        "launch` runs a program as a distributed job, of several processes.",
         [
             "--seed 7 --stop-at-nan train.py --epochs 3",
             "--profile trace.json --set ENGINE_TYPE=NaiveEngine train.py",

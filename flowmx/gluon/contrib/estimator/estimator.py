@@ -388,7 +388,7 @@ class _Awaiting:
                 yield batch
 
     async def ready(self, arrays: object) -> None:
-        await engine.room()
+        await engine.wait_for_capacity()
         await asyncio.sleep(0)  # awaiting an array that is ready does not yield
         for array in _flat(arrays):
             if inspect.isawaitable(array):
