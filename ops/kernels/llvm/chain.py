@@ -5,6 +5,7 @@ Chains of the same form share their loops, whatever their parameters.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
@@ -115,6 +116,7 @@ class _Call:
         return loop.run(self._words, [*[inputs[at] for at in self._order], *outputs], threads)
 
 
+_log = logging.getLogger("flowmx.kernels")
 _forms: dict[Hashable, _Form] = {}
 
 
@@ -128,6 +130,8 @@ def _formula(op: Operator) -> Fused:
 def can_compile() -> bool:
     """Return whether there is a compiler; the first call starts to load it if the cache is empty."""
     is_installed = find_spec("llvmlite") is not None
+    if not is_installed:
+        _log.warning("llvmlite is not installed: elementwise operators run in NumPy one by one, slower")
     if is_installed and not compiler.is_known():
         load_ahead()  # it takes as long as planning a graph, which continues meanwhile
     return is_installed

@@ -7,6 +7,8 @@ environment. If it is missing, :func:`library` returns None and every operator's
 from __future__ import annotations
 
 import ctypes
+import logging
+import platform
 import sys
 import weakref
 from collections.abc import Callable
@@ -22,6 +24,7 @@ Handle = ctypes.c_void_p
 Dims = ctypes.c_int64 * 12
 
 _FILE = "libdnnl.so.3"
+_log = logging.getLogger("flowmx.kernels")
 
 STATUS = ["success", "out of memory", "invalid arguments", "unimplemented", "last implementation reached",
           "runtime error", "not required"]  # fmt: skip
@@ -277,8 +280,12 @@ def library() -> Library | None:
 
 def _load() -> Library | None:
     path = _path()
+    if path is None:
+        level = logging.WARNING if (sys.platform, platform.machine()) == ("linux", "x86_64") else logging.INFO
+        _log.log(level, "oneDNN is not installed: convolutions, products and recurrent layers run in NumPy, slower")
+        return None
     try:
         with spin_before_sleep():
-            return None if path is None else Library(path)
+            return Library(path)
     except (OSError, OneDNNError, AttributeError):
         return None
