@@ -287,6 +287,12 @@ def test_curves_are_live_in_a_notebook(monkeypatch):
     assert events[4:] == ["shown", "updated"]
 
 
+def test_earlier_names_of_callbacks_and_scopes_remain():
+    assert mx.viz.Curves.evaluated is mx.viz.Curves.evaluation
+    assert mx.contrib.tracking.Tracker.evaluated is mx.contrib.tracking.Tracker.evaluation
+    assert mx.checkpoint.using is mx.checkpoint.scope
+
+
 def test_labels_of_curves_do_not_overlap():
     curves = mx.viz.Curves()
     for name in ("loss", "a metric with a name that is longer than the plot is wide " * 2):

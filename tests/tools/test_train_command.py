@@ -261,7 +261,7 @@ def test_data_without_a_saved_position_is_trained_on_without_checkpoints(tmp_pat
 
     rows = mx.nd.ones((8, 3))
     net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), name="softmax")
-    with mx.checkpoint.using(tmp_path / "run"):
+    with mx.checkpoint.scope(tmp_path / "run"):
         mx.mod.Module(net).fit(Batches(rows, mx.nd.zeros(8), 4), num_epoch=1)
     assert "no checkpoints are written: Batches cannot save its position" in caplog.text
     assert not (tmp_path / "run").exists()
