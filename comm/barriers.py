@@ -9,7 +9,6 @@ reconnect, so no worker waits for a worker that has already passed.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
 
 __all__ = ["MAX_NAMES", "Barriers"]
 
@@ -118,7 +117,7 @@ class Barriers:
             self.meetings.discard(name)
         return bool(stuck)
 
-    def to_wire(self) -> dict[str, Any]:
+    def to_wire(self) -> dict[str, object]:
         """Return the rounds for a snapshot, the only state that a restarted scheduler needs."""
         return dict(self.rounds)
 

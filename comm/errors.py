@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from flowmx.errors import MXNetError
 
@@ -114,12 +114,12 @@ _CLASSES: dict[str, type[CommError]] = {
 }
 
 
-def to_header(error: CommError) -> dict[str, Any]:
+def to_header(error: CommError) -> dict[str, object]:
     """The header of a frame with an error."""
     return {"error": {"kind": error.kind, "text": str(error)}}
 
 
-def from_header(header: dict[str, Any]) -> CommError | None:
+def from_header(header: Mapping[str, object]) -> CommError | None:
     """Return the error in a frame's header, or None; unknown kinds become refusals."""
     entry = header.get("error")
     if not isinstance(entry, dict):

@@ -103,7 +103,7 @@ def unpack(data: memoryview, bounds: Bounds = DEFAULT.bounds) -> dict[str, Any]:
 
 
 def _unique(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
-    entries: dict[Any, Any] = {}
+    entries: dict[object, object] = {}
     for key, value in pairs:
         if key in entries:
             raise WireError(f"a map of the header has the key {_short(key)} twice")

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 from flowmx.comm import fields
 from flowmx.comm.barriers import MAX_NAMES, Barriers
@@ -439,7 +439,7 @@ class Members:
             self._end("failed", "every worker is gone, and no new one has joined")
             self._on_change(now)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         """Return a snapshot for a restarted scheduler, to be encoded with msgpack; see :meth:`restore`."""
         return {
             "version": 1, "job": self.job.name, "view": self.view.to_wire(), "rounds": self.barriers.to_wire(),

@@ -239,7 +239,7 @@ class Node:
     async def _send_leave(self, error: BaseException | None) -> None:
         reason = classify_exit(error=error)
         operation = "fail" if reason.failed else "leave"
-        header: dict[str, Any] = {"why": reason.why} if reason.failed else {}
+        header: dict[str, object] = {"why": reason.why} if reason.failed else {}
         while True:
             try:
                 await self._call(operation, header)
@@ -522,8 +522,8 @@ class Node:
             await self._clock.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, self.timing.heartbeat)
 
-    def _join_header(self) -> dict[str, Any]:
-        header: dict[str, Any] = {
+    def _join_header(self) -> dict[str, object]:
+        header: dict[str, object] = {
             "role": self.role,
             "address": self.address,
             "host": self.host,
@@ -569,7 +569,7 @@ class Node:
                 log.exception("%s: a heartbeat failed: %s", self.name, error)
                 await self._clock.sleep(self.timing.heartbeat)
 
-    def _heartbeat(self) -> dict[str, Any]:
+    def _heartbeat(self) -> dict[str, object]:
         view = self.view
         return {"beat": self._next_beat(), "term": view.term, "epoch": view.epoch, "doing": self.activity}
 

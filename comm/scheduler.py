@@ -117,7 +117,7 @@ class Scheduler:
 
     # Operations
 
-    async def _join(self, header: Mapping[str, object]) -> dict[str, Any]:
+    async def _join(self, header: Mapping[str, object]) -> dict[str, object]:
         view = View.from_wire(header["view"]) if header.get("view") is not None else None
         request = JoinRequest(
             id=_node(header),
@@ -135,7 +135,7 @@ class Scheduler:
         member = self.members.join(self.clock.now(), request)
         return {"rank": member.rank, "rounds": self.members.barriers.to_wire(), **self._state()}
 
-    async def _heartbeat(self, header: Mapping[str, object]) -> dict[str, Any]:
+    async def _heartbeat(self, header: Mapping[str, object]) -> dict[str, object]:
         self.members.heartbeat(
             self.clock.now(),
             _node(header),
@@ -149,12 +149,12 @@ class Scheduler:
             await within(self.clock, self.interval, self._wait_until(lambda: self.members.epoch != epoch))
         return self._state() if self.members.epoch != epoch else {}
 
-    async def _pulse(self, header: Mapping[str, object]) -> dict[str, Any]:
+    async def _pulse(self, header: Mapping[str, object]) -> dict[str, object]:
         incarnation, count = fields.integer(header, "incarnation"), fields.integer(header, "count", maximum=MAX_NUMBER)
         self.members.pulse(self.clock.now(), _node(header), incarnation, count)
         return {}
 
-    async def _leave(self, header: Mapping[str, object]) -> dict[str, Any]:
+    async def _leave(self, header: Mapping[str, object]) -> dict[str, object]:
         self.members.leave(self.clock.now(), *_subject(header))
         return self._state()
 
@@ -163,7 +163,7 @@ class Scheduler:
         self.members.fail(self.clock.now(), *_subject(header), why)
         return self._state()
 
-    async def _barrier(self, header: Mapping[str, object]) -> dict[str, Any]:
+    async def _barrier(self, header: Mapping[str, object]) -> dict[str, object]:
         node, incarnation = _node(header), fields.integer(header, "incarnation")
         name = fields.text(header, "name", 200, min_length=1)
         if fields.flag(header, "withdraw"):
@@ -186,7 +186,7 @@ class Scheduler:
         missing = [] if passed_round is not None else [member.to_wire() for member in self.members.missing(name)[:8]]
         return {"round": passed_round, "missing": missing}
 
-    async def _view(self, header: Mapping[str, object]) -> dict[str, Any]:
+    async def _view(self, header: Mapping[str, object]) -> dict[str, object]:
         epoch = fields.integer(header, "epoch")
         if "epoch" in header:
             await within(self.clock, self.interval, self._wait_until(lambda: self.members.epoch != epoch))
@@ -205,7 +205,7 @@ class Scheduler:
 
         return response
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, object]:
         return {"view": self.members.view.to_wire()}
 
     def _wait_until(self, condition: Callable[[], bool]) -> Callable[[], Awaitable[None]]:

@@ -225,7 +225,7 @@ class StreamedCall(Exchange):
         else:
             self._stream.run_in_task(self._number, rest, self._end)
 
-    def _begin(self) -> Coroutine[Any, Any, None] | None:
+    def _begin(self) -> Coroutine[object, object, None] | None:
         try:
             admission = self._exit_stack.enter_context(self._service.admission.enter(self._peer))
             operation = self._service.find(self._caller.operation)
@@ -289,7 +289,7 @@ class StreamedCall(Exchange):
         self._service.connections.mark_authenticated(self._stream.transport)
         self._result = "ok"
 
-    def _refuse(self, error: CommError) -> Coroutine[Any, Any, None] | None:
+    def _refuse(self, error: CommError) -> Coroutine[object, object, None] | None:
         self._result = error.kind
         is_throttled = isinstance(error, WireError | Unauthorized | Unknown)
         seconds = self._service.connections.refusal_delay(self._stream.transport) if is_throttled else 0.0

@@ -66,7 +66,7 @@ class Member:
         doing = f"; last known activity: {self.doing}" if self.doing else ""
         return f"{self.name}{where} (node {self.id[:12]}) is gone: {self.why or 'unknown reason'}{doing}"
 
-    def to_wire(self) -> dict[str, Any]:
+    def to_wire(self) -> dict[str, object]:
         """Encode the member for msgpack."""
         return {name: getattr(self, name) for name in self.__slots__}
 
@@ -147,7 +147,7 @@ class View:
         """Return the member with an id, or None."""
         return next((member for member in self.members if member.id == node), None)
 
-    def to_wire(self) -> dict[str, Any]:
+    def to_wire(self) -> dict[str, object]:
         """Encode the view for msgpack."""
         return {
             "job": self.job,

@@ -464,7 +464,7 @@ class StreamActor(BatchActor):
         finally:
             thread_streams.launch = outer
 
-    def launch_user_code(self, op: Operation, proceed: Callable[[], Any]) -> Any:
+    def launch_user_code(self, op: Operation, proceed: Callable[[], object]) -> Any:
         """Run user code that was pushed to the device; it may use its arrays on any stream."""
         sources, dependencies = _tokens_before(op)
         for token in dependencies:
@@ -543,7 +543,7 @@ def _prepare(op: Operation) -> None:
         op.wrap(_on_host)
 
 
-def _on_host(op: Operation, proceed: Callable[[], Any]) -> Any:
+def _on_host(op: Operation, proceed: Callable[[], object]) -> Any:
     """Run an operation of the host that uses variables of asynchronous devices."""
     if op.is_coroutine:
         return _on_host_async(op, proceed)

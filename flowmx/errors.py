@@ -205,7 +205,7 @@ def _parts(kind: type[Exception], error: Exception) -> tuple[tuple[Any, ...], di
 
 @cache
 def _combined_type(kind: Any) -> type[Exception]:
-    def reduced(error: Exception) -> tuple[Any, ...]:
+    def reduced(error: Exception) -> tuple[object, ...]:
         return _rebuild, (kind, *_parts(kind, error))
 
     bases = (MXNetError,) if issubclass(MXNetError, kind) else (kind, MXNetError)

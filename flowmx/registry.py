@@ -6,7 +6,7 @@ import importlib
 import inspect
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, Self, TypeVar
 
 from flowmx.errors import ArgumentError
@@ -115,7 +115,7 @@ class Registry(Generic[T]):
             return self.create(decoded) if isinstance(decoded, dict) else self.create(decoded[0], **decoded[1])
         return self.find(spec)(*args, **kwargs)
 
-    def _refuse_arguments(self, spec: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _refuse_arguments(self, spec: Any, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> None:
         if args or kwargs:
             raise ValueError(f"create: {spec!r} is complete, but there are further arguments: {args} {kwargs}")
 
@@ -160,13 +160,13 @@ class RecordsArguments:
         return self
 
 
-def _named_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _named_arguments(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
     signature = inspect.signature(cls.__init__)  # type: ignore[misc]
     try:
         bound = signature.bind(None, *args, **kwargs)
     except TypeError:
         return {}  # the constructor raises the error
-    named: dict[str, Any] = {}
+    named: dict[str, object] = {}
     for name, value in list(bound.arguments.items())[1:]:
         kind = signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_KEYWORD:

@@ -27,11 +27,11 @@ from flowmx.errors import ArgumentError, ArgumentTypeError, DeviceError, MXNetEr
 from flowmx.ndarray import recorded_writes, recording
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import BaseArray, push_on
-from flowmx.ops.registry.dtypes import name_of
+from flowmx.ops.registry.dtypes import DType, name_of
 
 __all__ = ["CudaKernel", "CudaModule"]
 
-_DTYPES: dict[str, np.dtype[Any]] = {
+_DTYPES: dict[str, DType] = {
     "float": np.dtype(np.float32),
     "double": np.dtype(np.float64),
     "__half": np.dtype(np.float16),
@@ -57,7 +57,7 @@ class _Argument(NamedTuple):
     """
 
     text: str
-    dtype: np.dtype[Any]
+    dtype: DType
     is_array: bool
     is_read_only: bool
 

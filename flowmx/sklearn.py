@@ -20,13 +20,13 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from flowmx import autograd, gluon, initializer, random
 from flowmx import ndarray as nd
 from flowmx.checkpoint import generators
 from flowmx.devices import Context, current_context
 from flowmx.gluon import nn
+from flowmx.ops.registry.operators import Array
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -38,7 +38,6 @@ except ImportError as error:
 
 __all__ = ["NetworkClassifier", "NetworkRegressor"]
 
-Array = npt.NDArray[Any]
 E = TypeVar("E", bound="_Network")
 
 

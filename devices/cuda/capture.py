@@ -61,7 +61,7 @@ class CaptureMemory:
         """End the capture; return the holders of its blocks, except arrays that outlive it."""
         self._collect()
         free = {id(block) for blocks in self._free.values() for block in blocks}
-        holders: list[Any] = []
+        holders: list[object] = []
         for number, block in self._blocks.items():
             ticket = block.ticket
             holder = None if number in free or ticket is None else ticket()

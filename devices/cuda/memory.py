@@ -12,8 +12,7 @@ import functools
 import threading
 from typing import Any
 
-import numpy.typing as npt
-
+from flowmx.devices.arrays import Array
 from flowmx.devices.block_pool import Block
 from flowmx.devices.cuda import library
 from flowmx.devices.cuda.stream import CudaStream
@@ -56,7 +55,7 @@ def block_of(array: Any) -> Block | None:
     return None if array is None else getattr(array.data.mem, "block", None)
 
 
-def address_of(array: npt.NDArray[Any]) -> int:
+def address_of(array: Array) -> int:
     """Return the address of a CuPy array's first element."""
     memory: Any = array.data  # not NumPy's memoryview
     return int(memory.ptr)

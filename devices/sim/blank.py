@@ -7,7 +7,7 @@ written is zero, and uses no physical memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,7 @@ def clear(target: Any) -> None:
         target[...] = 0
 
 
-def _untargeted(options: dict[str, Any]) -> dict[str, Any]:
+def _untargeted(options: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in options.items() if name in ("dtype", "casting")}
 
 

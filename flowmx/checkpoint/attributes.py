@@ -12,7 +12,7 @@ _PLAIN = (type(None), bool, int, float, str, np.ndarray, np.generic)
 
 def state(owner: object) -> dict[str, Any]:
     """Return an object's numbers, strings and arrays, and recursively those of the objects in it."""
-    content: dict[str, Any] = {}
+    content: dict[str, object] = {}
     for name, value in vars(owner).items():
         if isinstance(value, _PLAIN):
             content[name] = value

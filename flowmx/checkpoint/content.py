@@ -11,6 +11,7 @@ import msgpack
 import numpy as np
 
 from flowmx.errors import MXNetError
+from flowmx.ops.registry.operators import Array
 from flowmx.scanning import Bounds, build_map, scan_msgpack
 
 _NUMBER, _TUPLE, _ARRAY = 1, 2, 3
@@ -50,7 +51,7 @@ class Checkpoint:
     """
 
     place: Place
-    arrays: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    arrays: Mapping[str, Array] = field(default_factory=dict)
     blobs: Mapping[str, Any] = field(default_factory=dict)
     content: Mapping[str, Any] = field(default_factory=dict)
     workers: int = 1

@@ -28,7 +28,8 @@ import msgpack
 import numpy as np
 
 from flowmx.checkpoint.content import Checkpoint, CheckpointError, Place, pack, unpack
-from flowmx.ops.registry.dtypes import BY_NAME, NAMES
+from flowmx.ops.registry.dtypes import BY_NAME, NAMES, DType
+from flowmx.ops.registry.operators import Array
 from flowmx.serialization import params
 from flowmx.serialization.checksum import SIZE, checksum
 from flowmx.serialization.reading import (
@@ -162,14 +163,14 @@ def _header(reader: Reader, start: bytes, source: str) -> dict[str, Any]:
     return header
 
 
-def _size(dtype: np.dtype[Any], shape: object) -> int:
+def _size(dtype: DType, shape: object) -> int:
     return dtype.itemsize * math.prod(read_shape(shape, dtype.itemsize))
 
 
 def _read(reader: Reader, start: bytes, source: str) -> Checkpoint:
     """Read a file of the current version."""
     header = _header(reader, start, source)
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    arrays: dict[str, Array] = {}
     for name, dtype, shape, digest in header["arrays"]:
         array = arrays[name] = reader.array(BY_NAME[dtype], tuple(shape), f"array {name!r}")
         if checksum(little_endian(array)) != digest:
@@ -219,7 +220,7 @@ def _digest(data: bytes | memoryview, size: int) -> bytes:
     return hashlib.blake2b(data, digest_size=size).digest()
 
 
-def _name_of_dtype(name: str, array: np.ndarray[Any, Any]) -> str:
+def _name_of_dtype(name: str, array: Array) -> str:
     if array.dtype not in NAMES:
         raise TypeError(f"array {name!r} has the dtype {array.dtype}, expected one of {', '.join(BY_NAME)}")
     return NAMES[array.dtype]

@@ -10,7 +10,7 @@ from flowmx.checkpoint.content import CheckpointError
 from flowmx.ndarray import NDArray
 
 
-def by_name(net: Any) -> dict[str, Any]:
+def by_name(net: Any) -> dict[str, object]:
     """Return the parameters of a block or a ParameterDict, by names without the block's prefix."""
     prefix = getattr(net, "prefix", "")
     params = net.collect_params() if hasattr(net, "collect_params") else net

@@ -22,7 +22,7 @@ def save(block: Block, prefix: str | os.PathLike[str]) -> None:
         block: the model.
         prefix: prefix of the file names.
     """
-    description: dict[str, Any] = {}
+    description: dict[str, object] = {}
     _describe(block, [0], description)
     replace_file(f"{os.fspath(prefix)}-model.json", [json.dumps(description).encode()])
     block.save_parameters(f"{os.fspath(prefix)}-model.params")

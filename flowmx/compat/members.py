@@ -121,7 +121,7 @@ def _check_and_get(param: Parameter, arr_list: Sequence[NDArray] | None, ctx: An
 # -- trainers ------------------------------------------------------------------------------------------
 
 
-def _kvstore_params(trainer: Trainer) -> dict[str, Any]:
+def _kvstore_params(trainer: Trainer) -> dict[str, object]:
     return {"kvstore": trainer._kvstore_argument, "update_on_kvstore": trainer._update_on_kvstore}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -56,11 +57,13 @@ class PythonOp:
         """Write the outputs."""
         out_data[0][:] = in_data[0]
 
-    def backward(self, out_grad: list[Any], in_data: list[Any], out_data: list[Any], in_grad: list[Any]) -> None:
+    def backward(
+        self, out_grad: Sequence[object], in_data: Sequence[object], out_data: Sequence[object], in_grad: list[Any]
+    ) -> None:
         """Write the gradients of the arguments."""
         in_grad[0][:] = 1.0
 
-    def infer_shape(self, in_shape: list[Any]) -> Any:
+    def infer_shape(self, in_shape: Sequence[object]) -> Any:
         """Return the shapes of arguments and outputs."""
         return in_shape, [in_shape[0]]
 
@@ -104,14 +107,14 @@ class _Prop(CustomOpProp):
     def list_outputs(self) -> list[str]:
         return self._op.list_outputs()
 
-    def infer_shape(self, in_shape: list[Any]) -> Any:
+    def infer_shape(self, in_shape: Sequence[object]) -> Any:
         arguments, outputs = self._op.infer_shape(in_shape)[:2]
         return arguments, outputs, []
 
     def declare_backward_dependency(self, out_grad: list[int], in_data: list[int], out_data: list[int]) -> list[int]:
         return self._op.declare_backward_dependency(out_grad, in_data, out_data)
 
-    def create_operator(self, ctx: object, in_shapes: list[list[int]], in_dtypes: list[Any]) -> CustomOp:
+    def create_operator(self, ctx: object, in_shapes: list[list[int]], in_dtypes: Sequence[object]) -> CustomOp:
         return _Op(self._op)
 
 

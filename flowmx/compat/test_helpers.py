@@ -45,7 +45,7 @@ def check_gluon_hybridize_consistency(
         AssertionError: the values differ.
     """
     results = []
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for hybrid in (False, True):
         net = net_builder(prefix="net_")
         net.initialize()

@@ -272,7 +272,7 @@ def collector_of(calib_mode: str, quantized_dtype: str, names: Iterable[str], cu
     )
 
 
-def ranges_of(collector: Any, calib_mode: str, quantized_dtype: str, logger: Any = logging) -> Mapping[str, Any]:
+def ranges_of(collector: Any, calib_mode: str, quantized_dtype: str, logger: Any = logging) -> Mapping[str, object]:
     """Return the ranges that a collector measured.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -134,7 +135,7 @@ def check_last_batch(name: str, choice: str) -> None:
         raise ValueError(f"{name}: last_batch_handle is {choice!r}, expected one of {expected}")
 
 
-def check_state(state: dict[str, Any], expected: dict[str, Any]) -> None:
+def check_state(state: Mapping[str, object], expected: Mapping[str, object]) -> None:
     """Check that a state belongs to an iterator like this one.
 
     Raises:

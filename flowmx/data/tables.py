@@ -6,15 +6,14 @@ A table is recognized by its columns, which have names and can be read one by on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+
+from flowmx.ops.registry.operators import Array
 
 __all__ = ["as_array", "is_dataset", "is_table"]
-
-Array = npt.NDArray[Any]
 
 
 def is_table(value: object) -> bool:
@@ -62,7 +61,7 @@ def as_array(where: str, value: object) -> Array:
     return columns[nested]
 
 
-def _columns(where: str, value: Any, names: list[Any]) -> Iterator[tuple[Any, Array]]:
+def _columns(where: str, value: Any, names: Sequence[object]) -> Iterator[tuple[Any, Array]]:
     source = value.with_format("numpy") if is_dataset(value) else value
     for name in names:
         # Newer versions of `datasets` return a lazy column; a slice makes it an array.

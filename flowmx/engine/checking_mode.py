@@ -25,7 +25,7 @@ class _Check:
                 )
 
 
-def check_reads(op: Operation, proceed: Callable[[], Any]) -> Any:
+def check_reads(op: Operation, proceed: Callable[[], object]) -> Any:
     """Check that the variables declared as read have not changed (a layer)."""
     if op.is_coroutine:
         return _check_reads_of_coroutine(op, proceed)

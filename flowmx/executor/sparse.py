@@ -107,7 +107,7 @@ class SparseExecutor(UnplannedExecutor):
             self._compute(self._last_train, True)
         heads = self._head_gradients(out_grads)
         positions = [at for at, output in enumerate(self._recorded) if output.tape_entry is not None]
-        reached: set[Any] = set()
+        reached: set[object] = set()
         if positions:
             tops = [self._recorded[at] for at in positions]
             reached = {id(leaf.grad) for leaf in leaves_of(tops)}

@@ -156,7 +156,7 @@ class Trainer:
         check_updates("Trainer", store, update_on_kvstore)
         return update_on_kvstore
 
-    def _init_optimizer(self, optimizer: str | opt.Optimizer, optimizer_params: dict[str, Any]) -> None:
+    def _init_optimizer(self, optimizer: str | opt.Optimizer, optimizer_params: Mapping[str, object]) -> None:
         """Create the optimizer, and an updater for each device."""
         if isinstance(optimizer, opt.Optimizer):
             if optimizer_params:

@@ -7,7 +7,6 @@ however many operators read it, and its cast is called ``<value>_amp_cast_<type>
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from flowmx.graph import infer
 from flowmx.graph.node import Entry, Node, topological
@@ -106,7 +105,7 @@ class Inserting:
 
     def _inside(self, op: Flow, inputs: Sequence[DType]) -> Flow:
         """Return a loop, branch or region with casts in its bodies."""
-        bodies: list[Any] = []
+        bodies: list[object] = []
         dtypes: list[list[DType]] = []
         for number, (body, locations) in enumerate(zip(op.subgraphs, op.locations(), strict=True)):
             variables = {node: inputs[index] for node, index in zip(body.variables, locations, strict=True)}

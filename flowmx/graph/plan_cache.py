@@ -131,7 +131,7 @@ class Source:
             return None
         number_of = {node: position for position, node in enumerate(nodes)}
         operators: dict[Operator, int] = {}
-        rows: list[Any] = []
+        rows: list[object] = []
         try:
             for node in nodes:
                 if node.op is None:
@@ -207,7 +207,7 @@ def _make_room(folder: Path) -> None:
 
 
 @lru_cache(1)
-def _identity() -> tuple[Any, ...]:
+def _identity() -> tuple[object, ...]:
     """Return the machine, the libraries of kernels, and a digest of flowmx's source."""
     llvm, onednn = find_spec("llvmlite"), kernels.onednn.library.library()
     return (
@@ -237,7 +237,7 @@ def _stamps(folder: str) -> Iterable[tuple[str, int, int]]:
 # -- operators ---------------------------------------------------------------------------------------------------
 
 
-def _operator_row(op: Operator) -> tuple[Any, ...]:
+def _operator_row(op: Operator) -> tuple[object, ...]:
     """Return an operator's name and parameters, from which its class creates an equal operator.
 
     Raises:
@@ -335,7 +335,7 @@ class _Writing:
     def _entries(self, entries: Iterable[Entry]) -> list[int]:
         return [self._entry(entry) for entry in entries]
 
-    def _row(self, node: Node, heads: set[Node]) -> tuple[Any, ...]:
+    def _row(self, node: Node, heads: set[Node]) -> tuple[object, ...]:
         """Return a node's row. It begins with an operator's number, -1 and a source, or -2 for other variables."""
         graph, number = self._plan.graph, len(self._nodes)
         inputs = [self._entry(entry) for entry in node.inputs]
@@ -375,7 +375,7 @@ class _Writing:
             self._op_rows.append(row)
         return number
 
-    def _write_sliced(self, op: Sliced) -> tuple[Any, ...]:
+    def _write_sliced(self, op: Sliced) -> tuple[object, ...]:
         variables = [entry.node for entry in op.variables]
         inner = _Writing(op.plan, self._source_nodes, dict.fromkeys([*variables, *op.plan.graph.gradients]))
         forms = [(shape, name_of(dtype)) for shape, dtype in op.forms]

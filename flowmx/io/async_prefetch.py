@@ -48,11 +48,11 @@ class AsyncPrefetch(PendingIterator[Any]):
             raise result.error
         return result
 
-    def next(self, _: Callable[[], Any]) -> Any:
+    def next(self, _: Callable[[], object]) -> Any:
         """Take the batch."""
         return self._take()
 
-    def iter_next(self, _: Callable[[], Any]) -> bool:
+    def iter_next(self, _: Callable[[], object]) -> bool:
         """Take the batch, which becomes the iterator's current one; return whether there is one."""
         try:
             self._take()
@@ -60,7 +60,7 @@ class AsyncPrefetch(PendingIterator[Any]):
             return False
         return True
 
-    def state(self, _: Callable[[], Any]) -> Any:
+    def state(self, _: Callable[[], object]) -> Any:
         """Return the state of the iterator before the batch."""
         fetch = self._fetch
         assert fetch is not None
@@ -70,7 +70,7 @@ class AsyncPrefetch(PendingIterator[Any]):
             raise state.error
         return state
 
-    def drop(self, method: Callable[[], Any]) -> Any:
+    def drop(self, method: Callable[[], object]) -> Any:
         """Discard the batch, and call a method that moves the iterator."""
         with self._lock:
             fetch, self._fetch = self._fetch, None

@@ -12,6 +12,8 @@ from flowmx.data.batch_order import BatchOrder, End
 from flowmx.engine.origin import warn_user
 from flowmx.io.data_iter import BatchIter, DataBatch, DataDesc
 from flowmx.ndarray import NDArray
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array
 
 _warned: set[tuple[str, int]] = set()
 
@@ -44,8 +46,8 @@ class MemoryIter(BatchIter):
 
     def __init__(
         self,
-        data: np.ndarray[Any, Any],
-        label: np.ndarray[Any, Any],
+        data: Array,
+        label: Array,
         batch_size: int,
         end: End = "wrap",
         shuffle: bool = False,
@@ -70,7 +72,7 @@ class MemoryIter(BatchIter):
         self.current_batch = DataBatch([data], [label], batch.pad, batch.rows.astype(np.uint64))
         return self.current_batch
 
-    def _select(self, source: np.ndarray[Any, Any], rows: Any) -> NDArray:
+    def _select(self, source: Array, rows: Any) -> NDArray:
         return nd.from_numpy(np.ascontiguousarray(source[rows]))
 
     def state(self) -> dict[str, Any]:
@@ -80,7 +82,7 @@ class MemoryIter(BatchIter):
         self._order.set_state(state)
 
 
-def element_type(name: str, dtype: Any) -> np.dtype[Any]:
+def element_type(name: str, dtype: Any) -> DType:
     """Return the element type of an iterator's argument; float32 for None.
 
     Raises:

@@ -11,6 +11,7 @@ from flowmx.data import rng
 from flowmx.data.idx import read_mnist
 from flowmx.data.sharding import share
 from flowmx.io.memory_iter import MemoryIter, element_type, ignore_rest
+from flowmx.ops.registry.operators import Array
 
 
 class MNISTIter(MemoryIter):
@@ -72,7 +73,7 @@ class MNISTIter(MemoryIter):
         )  # fmt: skip
         self.provide_data[0].dtype = kind.type
 
-    def _select(self, source: np.ndarray[Any, Any], rows: Any) -> Any:
+    def _select(self, source: Array, rows: Any) -> Any:
         if source is self._data:
             source, rows = (source[rows] * self._scale).astype(self._kind), slice(None)
         return super()._select(source, rows)

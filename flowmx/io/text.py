@@ -16,6 +16,8 @@ from flowmx.data.sharding import share
 from flowmx.errors import DataError, raised_as_mxnet
 from flowmx.io.memory_iter import MemoryIter, element_type, ignore_rest
 from flowmx.ndarray import NDArray
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array
 
 _NO_FILE = (None, "", "NULL")
 
@@ -99,12 +101,12 @@ class CSVIter(MemoryIter):
         super().__init__(data[part], label[part], batch_size, end, data_name=data_name, label_name=label_name)
 
 
-def _csv(path: str | os.PathLike[str], shape: Sequence[int], kind: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def _csv(path: str | os.PathLike[str], shape: Sequence[int], kind: DType) -> Array:
     parts = [_csv_file(file, _product(shape), kind) for file in _files("CSVIter", path)]
     return np.concatenate(parts).reshape(-1, *shape)
 
 
-def _csv_file(path: Path, width: int, kind: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def _csv_file(path: Path, width: int, kind: DType) -> Array:
     if not path.stat().st_size:
         return np.empty((0, width), kind)
     try:
@@ -206,10 +208,10 @@ class _Matrix:
         take_rows = importlib.import_module("flowmx.ops.sparse.slicing").take_rows
         return _Matrix(take_rows(self._content, numbers), self.shape[1])
 
-    def dense(self) -> np.ndarray[Any, Any]:
+    def dense(self) -> Array:
         """Return the dense matrix."""
         to_dense = importlib.import_module("flowmx.ops.sparse.content").to_dense
-        dense: np.ndarray[Any, Any] = to_dense(self._content, self.shape)
+        dense: Array = to_dense(self._content, self.shape)
         return dense
 
     def array(self) -> NDArray:
@@ -218,7 +220,7 @@ class _Matrix:
         return nd.sparse.csr_matrix((data, indices, indptr), shape=self.shape, dtype=self.dtype)
 
 
-def _libsvm(path: str | os.PathLike[str], width: int, kind: np.dtype[Any]) -> tuple[_Matrix, np.ndarray[Any, Any]]:
+def _libsvm(path: str | os.PathLike[str], width: int, kind: DType) -> tuple[_Matrix, Array]:
     """Return the rows of files, and the first numbers of their lines."""
     heads: list[float] = []
     row: list[int] = []

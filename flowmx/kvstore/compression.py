@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
 from flowmx.errors import ParameterError
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array
 
 __all__ = ["Compression", "Rounding", "TwoBit", "create"]
 
-Array: TypeAlias = npt.NDArray[Any]
 
 _CHUNK = 1 << 16
 """Elements that are compressed at a time: their temporaries stay in the cache."""
@@ -29,7 +29,7 @@ class Compression:
     """A way to send float32 arrays in fewer bytes. Instances hold parameters only; the caller keeps the residuals."""
 
     type: str
-    dtype: np.dtype[Any]
+    dtype: DType
     """The dtype of the compressed elements."""
 
     def length(self, size: int) -> int:

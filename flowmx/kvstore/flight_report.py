@@ -58,7 +58,7 @@ def _peers(view: View, own_id: str) -> list[dict[str, str]]:
     ]
 
 
-def server_report(node: Node, core: Core) -> dict[str, Any]:
+def server_report(node: Node, core: Core) -> dict[str, object]:
     """Return the report of a server: the node's, and the workers whose pushes are missing for waiting requests."""
     names = {identity(member.id, member.incarnation): member.name for member in node.view.members}
     now = monotonic()

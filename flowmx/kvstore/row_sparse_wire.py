@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
+
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array
 
 __all__ = ["PACKING", "RowSparseGradient", "add_gradients", "decode", "encode"]
 
-Array: TypeAlias = npt.NDArray[Any]
 
 PACKING = {"type": "rows"}
 """The `packing` field of a gradient in this format."""
@@ -64,7 +64,7 @@ def add_gradients(gradients: Sequence[RowSparseGradient]) -> RowSparseGradient:
     return RowSparseGradient(numbers, rows, gradients[0].shape)
 
 
-def decode(message: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> RowSparseGradient:
+def decode(message: Array, shape: tuple[int, ...], dtype: DType) -> RowSparseGradient:
     """Decode a gradient; the result does not share memory with the message.
 
     Args:

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.ops.registry.operators import Array
+
 __all__ = ["join", "merge_progress", "merge_trees"]
 
 
@@ -28,7 +30,7 @@ def join(arrays: Sequence[object], sizes: Sequence[int]) -> np.ndarray[Any, Any]
     return np.concatenate(flat) if [array.size for array in flat] == list(sizes) else None
 
 
-def merge_progress(progress: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def merge_progress(progress: dict[str, Any], other: Mapping[str, Any]) -> dict[str, object]:
     """Merge the optimizer's progress (update counts) of two parts."""
     counts = {device: dict(table) for device, table in progress.get("counts", [])}
     for device, table in other["counts"]:

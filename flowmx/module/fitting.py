@@ -162,7 +162,7 @@ class Fit:
             self.module.prepare(batch, **await rows_keyword(self.row_ids, batch))
         return batch
 
-    def _locals(self, epoch: int, nbatch: int, data_batch: object) -> dict[str, Any]:
+    def _locals(self, epoch: int, nbatch: int, data_batch: object) -> dict[str, object]:
         """Return the variables of the training loop, under MXNet's names, for ``BatchEndParam.locals``."""
         return {
             "self": self.module, "epoch": epoch, "nbatch": nbatch, "data_batch": data_batch,

@@ -23,7 +23,7 @@ from flowmx.ndarray.dlpack import capsule_of
 from flowmx.ndarray.methods import Methods
 from flowmx.ndarray.recording import Leaf
 from flowmx.ops.registry.dtypes import DType, as_dtype
-from flowmx.ops.registry.operators import Shape
+from flowmx.ops.registry.operators import Array, Shape
 from flowmx.ops.sparse.shapes import SparseShape
 
 if TYPE_CHECKING:
@@ -129,13 +129,13 @@ class NDArray(Methods, Arithmetic):
             storage.ensure()
         return storage.device.to_host(self.raw())
 
-    def asnumpy(self) -> np.ndarray[Any, Any]:
+    def asnumpy(self) -> Array:
         """Copy the content into a NumPy array; block until it is computed.
 
         Inside a coroutine, ``await array`` first.
         """
         engine.wait_variable(self.storage)
-        host: np.ndarray[Any, Any] = self._host()
+        host: Array = self._host()
         return host if self.storage.device.reads_are_copies else np.array(host)
 
     def asscalar(self) -> float:
@@ -180,7 +180,7 @@ class NDArray(Methods, Arithmetic):
             )
         return bool(self.asscalar())
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         host = self.asnumpy()
         return host if dtype is None else host.astype(dtype)
 
@@ -217,7 +217,7 @@ class NDArray(Methods, Arithmetic):
         self.wait_to_write()
         return self.__dlpack__()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {"data": self.asnumpy(), "context": self.context}
 
     def __setstate__(self, saved: dict[str, Any]) -> None:

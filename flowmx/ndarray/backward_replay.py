@@ -131,7 +131,7 @@ class Replay(NamedTuple):
         device, count = self.device, len(nodes)
         inputs = []
         for program in self.programs:
-            arrays: list[Any] = []
+            arrays: list[object] = []
             storages: dict[Storage, None] = {}
             for _, number, position in program.sources:
                 if number < count:
@@ -217,7 +217,7 @@ def key_of(
     if len(nodes) > _MAX_NODES:
         return None
     places: dict[Any, int] = {}
-    key: list[Any] = [train, len(leaves)]
+    key: list[object] = [train, len(leaves)]
     add = key.append
     for at, leaf in enumerate(leaves, 2):
         grad, request = leaf.grad, leaf.request

@@ -20,8 +20,8 @@ SHARED_BYTES = 1 << 18
 
 def compute(forward: Callable[..., object], run: Run, inputs: Sequence[BaseArray], outputs: Sequence[BaseArray]) -> Any:
     """Run an operator's forward on its arrays; returns None, or an awaitable."""
-    sources: list[Any] = []
-    targets: list[Any] = []
+    sources: list[object] = []
+    targets: list[object] = []
     for each in inputs:
         sources.append(each.storage.array if each.strided_view is None else each.raw())
     for each in outputs:

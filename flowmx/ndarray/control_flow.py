@@ -79,7 +79,7 @@ def while_loop(
     return stacked.result(int(max_iterations)), variables[0] if single else variables
 
 
-def cond(pred: object, then_func: Callable[[], Any], else_func: Callable[[], Any]) -> Any:
+def cond(pred: object, then_func: Callable[[], object], else_func: Callable[[], object]) -> Any:
     """Call ``then_func`` if ``pred`` (an array of one element, or a number) is not zero, else ``else_func``.
 
     Blocks until ``pred`` is computed.

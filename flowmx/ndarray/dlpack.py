@@ -8,6 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from flowmx.ops.registry.operators import Array
+
 __all__ = ["capsule_of", "opened"]
 
 _BFLOAT16, _UINT16 = (4, 16), (1, 16)
@@ -21,7 +23,7 @@ _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
 
-def capsule_of(data: np.ndarray[Any, Any], **options: Any) -> Any:
+def capsule_of(data: Array, **options: Any) -> Any:
     """Return a DLPack capsule of an array of any dtype.
 
     Args:
@@ -35,7 +37,7 @@ def capsule_of(data: np.ndarray[Any, Any], **options: Any) -> Any:
     return capsule
 
 
-def opened(source: Any) -> np.ndarray[Any, Any]:
+def opened(source: Any) -> Array:
     """Return a NumPy array that shares memory with a DLPack capsule, or with an object with ``__dlpack__``.
 
     Raises:
@@ -56,7 +58,7 @@ def opened(source: Any) -> np.ndarray[Any, Any]:
     if is_bfloat16:
         dtype[:] = _UINT16
     try:
-        data: np.ndarray[Any, Any] = np.from_dlpack(_Capsule(capsule, device))
+        data: Array = np.from_dlpack(_Capsule(capsule, device))
     except RuntimeError as error:
         raise BufferError(f"from_dlpack: NumPy does not support DLPack's dtype {tuple(dtype)} (code, bits)") from error
     return data.view(ml_dtypes.bfloat16) if is_bfloat16 else data

@@ -108,7 +108,7 @@ class FastCall:
             record(op.name, gradient, operands, (out,), 1, origin or capture(3), spec.rules)
         return out
 
-    def _remember(self, operands: tuple[BaseArray, ...], device: Device, key: object) -> tuple[Any, ...]:
+    def _remember(self, operands: tuple[BaseArray, ...], device: Device, key: object) -> tuple[object, ...]:
         """Bind such calls and remember the result; an empty tuple if they must take the general path."""
         bound = self._bind(operands, device)
         if bound:
@@ -117,7 +117,7 @@ class FastCall:
         self._all[key] = bound
         return bound
 
-    def _bind(self, operands: tuple[BaseArray, ...], device: Device) -> tuple[Any, ...]:
+    def _bind(self, operands: tuple[BaseArray, ...], device: Device) -> tuple[object, ...]:
         if any(isinstance(each.dims, SparseShape) for each in operands):
             return ()
         direct = self.op.as_ufunc(device.xp, operands[0].element_type)

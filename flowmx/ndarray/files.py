@@ -6,14 +6,13 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import numpy as np
-
 from flowmx import devices
 from flowmx.engine.runtime import engine
 from flowmx.late_binding import late
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import allocate
 from flowmx.ops.registry.dtypes import as_dtype
+from flowmx.ops.registry.operators import Array
 
 __all__ = ["load", "load_frombuffer", "save"]
 
@@ -91,7 +90,7 @@ def load_frombuffer(buf: bytes | bytearray | memoryview) -> Saved:
     return _arrays(late("serialization.formats").loads(buf, keep_sparse=True))
 
 
-def _arrays(values: dict[str, np.ndarray[Any, Any]] | list[np.ndarray[Any, Any]]) -> Saved:
+def _arrays(values: dict[str, Array] | list[Array]) -> Saved:
     if isinstance(values, dict):
         return {name: _from_content(value) for name, value in values.items()}
     return [_from_content(value) for value in values]

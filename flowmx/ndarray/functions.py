@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,7 +89,7 @@ class _Calls:
             return fast(*arrays)
         return invoke(op, arrays if order is None else [arrays[at] for at in order], None, None, 4)
 
-    def _bind(self, args: tuple[object, ...], kwargs: dict[str, Any], key: object) -> _BoundCall | None:
+    def _bind(self, args: tuple[object, ...], kwargs: Mapping[str, object], key: object) -> _BoundCall | None:
         """Bind such calls and cache the result; None if they are unusual or invalid."""
         cls = self._cls
         if "out" in kwargs or "ctx" in cls.parameters or cls.traits.open_ended:

@@ -26,7 +26,7 @@ from flowmx.ndarray.views import (
 from flowmx.ops.arrays.reshape_codes import resolve_reshape
 from flowmx.ops.arrays.shape_arithmetic import key_from_template
 from flowmx.ops.registry.dtypes import element
-from flowmx.ops.registry.operators import Shape, lookup
+from flowmx.ops.registry.operators import Array, Shape, lookup
 from flowmx.ops.sparse.shapes import SparseShape
 
 _BASIC = (int, np.integer, slice, type(None), type(Ellipsis))
@@ -125,7 +125,7 @@ def put(array: BaseArray, key: Any, value: Any) -> None:
     core.push_on(device, assign, (), tuple(sources), (array.storage,), "assign", light, 0, 4)
 
 
-def _on_device_of(array: BaseArray, value: np.ndarray[Any, Any]) -> BaseArray:
+def _on_device_of(array: BaseArray, value: Array) -> BaseArray:
     """Copy a host value to an array's device, since operations there take no other values."""
     with np.errstate(all="ignore"):
         converted = value.astype(array.element_type)
@@ -156,7 +156,7 @@ def _fits(shape: Shape, target: Shape) -> bool:
 # -- basic keys --------------------------------------------------------------------------------------------
 
 
-def _expand(array: BaseArray, parts: tuple[Any, ...]) -> tuple[Any, ...]:
+def _expand(array: BaseArray, parts: tuple[Any, ...]) -> tuple[object, ...]:
     """Expand the ellipsis of a basic key: one item for each axis, and None for each new axis."""
     taken = sum(part is not None and part is not Ellipsis for part in parts)
     ndim = len(array.dims)

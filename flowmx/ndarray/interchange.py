@@ -12,11 +12,12 @@ from flowmx.ndarray.core import allocate
 from flowmx.ndarray.creation import array
 from flowmx.ndarray.dlpack import opened
 from flowmx.ops.registry.dtypes import as_dtype
+from flowmx.ops.registry.operators import Array
 
 __all__ = ["from_dlpack", "from_numpy", "to_dlpack_for_read", "to_dlpack_for_write"]
 
 
-def from_numpy(ndarray: np.ndarray[Any, Any], zero_copy: bool = True) -> NDArray:
+def from_numpy(ndarray: Array, zero_copy: bool = True) -> NDArray:
     """Create an array on the CPU with the content and dtype of a NumPy array.
 
     Args:
@@ -40,7 +41,7 @@ def from_numpy(ndarray: np.ndarray[Any, Any], zero_copy: bool = True) -> NDArray
     return _from_memory(shared)
 
 
-def _is_owned_by_numpy(data: np.ndarray[Any, Any]) -> bool:
+def _is_owned_by_numpy(data: Array) -> bool:
     """Return whether NumPy allocated the memory: it is writable then, even if the array's flag says that it is not."""
     while isinstance(data.base, np.ndarray):
         data = data.base
@@ -50,7 +51,7 @@ def _is_owned_by_numpy(data: np.ndarray[Any, Any]) -> bool:
 class _WritableMemory:
     """Adapter that makes read-only memory writable for NumPy; the owner allows writes."""
 
-    def __init__(self, data: np.ndarray[Any, Any]) -> None:
+    def __init__(self, data: Array) -> None:
         self._data = data  # keeps the memory alive
         self.__array_interface__ = {
             **data.__array_interface__,

@@ -10,6 +10,7 @@ import numpy as np
 from flowmx import markup
 from flowmx.engine.scheduler import DONE
 from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array
 
 if TYPE_CHECKING:
     from flowmx.ndarray.array import NDArray
@@ -48,7 +49,7 @@ def _is_computed(storage: Any) -> bool:
     return (writer is None or writer.state == DONE) and (storage.marks is None or storage.marks.done())
 
 
-def _preview(content: np.ndarray[Any, Any]) -> str:
+def _preview(content: Array) -> str:
     if not content.size:
         return markup.note("no elements")
     rows, above = content, ""
@@ -62,7 +63,7 @@ def _preview(content: np.ndarray[Any, Any]) -> str:
     return markup.table([], lines, above)
 
 
-def _cells(row: np.ndarray[Any, Any]) -> list[str]:
+def _cells(row: Array) -> list[str]:
     cells = [_number(row[i]) for i in _shown(len(row), _COLUMNS)]
     if len(row) > _COLUMNS:
         cells.insert(_COLUMNS // 2, "…")

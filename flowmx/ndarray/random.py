@@ -6,6 +6,7 @@ Parameters are numbers, or arrays: then each element gets a block of samples. ``
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 from flowmx.devices import Context
@@ -22,7 +23,7 @@ Number = float | NDArray
 
 
 def _draw(
-    name: str, numbers: dict[str, Any], shape: object, dtype: object, ctx: Context | None, out: NDArray | None
+    name: str, numbers: Mapping[str, object], shape: object, dtype: object, ctx: Context | None, out: NDArray | None
 ) -> NDArray:
     """Call ``_random_NAME`` for numbers, ``_sample_NAME`` for arrays."""
     arrays = [isinstance(value, NDArray) for value in numbers.values()]

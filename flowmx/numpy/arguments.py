@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -76,7 +76,7 @@ def _pop_out(function: str, args: Sequence[object], kwargs: dict[str, Any]) -> t
 _Change = Callable[[Sequence[Any], dict[str, Any]], tuple[Sequence[Any], dict[str, Any]]]
 
 
-def with_order(args: Sequence[object], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+def with_order(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[Sequence[Any], dict[str, Any]]:
     """Convert the order of a norm, which may be a string in MXNet."""
 
     def number(value: object) -> Any:
@@ -98,7 +98,7 @@ def _with_positions(args: Sequence[object], kwargs: dict[str, Any]) -> tuple[Seq
     return args, kwargs
 
 
-def _with_content(args: Sequence[object], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+def _with_content(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[Sequence[Any], dict[str, Any]]:
     """Read all arguments except the first, because the shape of the result depends on their content."""
     return [*args[:1], *map(_read_integers, args[1:])], {name: _read_integers(value) for name, value in kwargs.items()}
 

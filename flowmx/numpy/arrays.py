@@ -28,7 +28,7 @@ from flowmx.numpy.forms import Slot, encode
 from flowmx.numpy.methods import Methods
 from flowmx.numpy.operator import NumPyCall
 from flowmx.ops.registry.dtypes import FLOAT32
-from flowmx.ops.registry.operators import lookup
+from flowmx.ops.registry.operators import Array, lookup
 from flowmx.semantics import default_float, semantics
 
 __all__ = ["as_ndarray", "ndarray"]
@@ -333,7 +333,7 @@ class ndarray(Methods, NDArray):  # type: ignore[misc]  # noqa: N801  # NumPy's 
             return counterpart(*args, **kwargs)
         return calls.call_waiting(function, args, kwargs)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         host = self.asnumpy()
         return host if dtype is None else host.astype(dtype)
 
@@ -511,8 +511,8 @@ def _replace_booleans(array: ndarray, parts: tuple[Any, ...]) -> tuple[ndarray, 
     """Replace the booleans of a key by index arrays along new axes. Return the array with these axes, and the key."""
     if not any(map(_is_boolean, parts)):
         return array, parts
-    basic: list[Any] = []
-    key: list[Any] = []
+    basic: list[object] = []
+    key: list[object] = []
     for part in parts:
         if _is_boolean(part):
             basic.append(None)
@@ -532,7 +532,7 @@ def _is_boolean(part: Any) -> bool:
     return isinstance(part, (bool, np.bool_)) or (_is_mask(part) and part.shape == ())
 
 
-def _indices(array: BaseArray, parts: tuple[Any, ...]) -> tuple[Any, ...]:
+def _indices(array: BaseArray, parts: tuple[Any, ...]) -> tuple[object, ...]:
     """Convert a key to the form that :mod:`flowmx.ndarray.indexing` accepts.
 
     Raises:

@@ -6,7 +6,7 @@ arrays. The operator of a call form is cached, so that a loop resolves it once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NoReturn
 
@@ -156,7 +156,7 @@ def to_context(function: str, array: BaseArray, context: devices.Context) -> Bas
     return moved
 
 
-def _context_of(args: Sequence[object], kwargs: dict[str, Any]) -> devices.Context | None:
+def _context_of(args: Sequence[object], kwargs: Mapping[str, object]) -> devices.Context | None:
     for arg in args:
         if isinstance(arg, BaseArray):
             return arg.context
@@ -190,7 +190,7 @@ _LIST_FUNCTIONS = table.names("""
 
 
 def _create_operator(
-    function: str, args: list[Any], kwargs: dict[str, Any], arrays: Sequence[BaseArray], wide: bool
+    function: str, args: Sequence[object], kwargs: Mapping[str, object], arrays: Sequence[BaseArray], wide: bool
 ) -> tuple[Operator, Callable[[Any], Any] | None]:
     """Return the operator of a call, and the function that packs its results (None for a single result)."""
     text = encode(args, kwargs)
@@ -256,7 +256,7 @@ def call_waiting(function: Callable[..., Any] | str, args: Any, kwargs: dict[str
     arrays = [to_context(name, array, context) for array in arrays]
     device = devices.get(context)
     target = function_of(device.xp, function) if isinstance(function, str) else function
-    outcome: list[Any] = []
+    outcome: list[object] = []
 
     def to_host(value: object) -> Any:
         if isinstance(value, BaseArray):
@@ -458,7 +458,7 @@ class Calls:
         return result
 
 
-def _add_to_key(value: Any, kind: type[Any], cls: type[Any], arrays: list[Any], key: list[Any]) -> bool:
+def _add_to_key(value: Any, kind: type[Any], cls: type[Any], arrays: Sequence[object], key: list[Any]) -> bool:
     """Add an argument other than an array, integer or string to a cache key. Return False if the call is not cacheable.
 
     Values that compare equal but differ, such as 1 and 1.0, get different keys. Zeros and NaN are not cacheable.

@@ -7,6 +7,7 @@ The default dtype is float32, as in MXNet, or that of NumPy under ``set_np(dtype
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -253,7 +254,7 @@ def full_like(
 
 
 def _create_on_host(
-    function: str, args: Any, kwargs: dict[str, Any], dtype: object, ctx: object, device: object, floating: bool
+    function: str, args: Any, kwargs: Mapping[str, object], dtype: object, ctx: object, device: object, floating: bool
 ) -> Any:
     """Create an array with a NumPy function of numbers, in the default dtype of ``mx.np``."""
     args = [arg.item() if isinstance(arg, BaseArray) and arg.size == 1 else arg for arg in args]
@@ -306,7 +307,7 @@ def linspace(
     axis: int = 0, ctx: object = None, *, device: object = None,
 ) -> Any:  # fmt: skip
     """Return evenly spaced numbers, including ``stop`` if ``endpoint`` is true."""
-    kwargs: dict[str, Any] = {"num": num, "endpoint": endpoint, "axis": axis}
+    kwargs: dict[str, object] = {"num": num, "endpoint": endpoint, "axis": axis}
     kind = parse_dtype(dtype)
     if kind is not None and kind.kind == "c":
         kwargs["dtype"] = kind

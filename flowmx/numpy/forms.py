@@ -7,7 +7,7 @@ that JSON does not have (slots, tuples, slices, dtypes, complex numbers) are obj
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ class Slot(NamedTuple):
     number: int
 
 
-def encode(args: Sequence[object], kwargs: dict[str, Any]) -> str:
+def encode(args: Sequence[object], kwargs: Mapping[str, object]) -> str:
     """Encode a call whose arrays are slots as text.
 
     Raises:

@@ -9,7 +9,7 @@ numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flowmx.errors import AutogradError
@@ -97,7 +97,7 @@ def _call_gradients(op: Any, F: Any, inputs: Any, outputs: Any, heads: Sequence[
     ]
 
 
-def _complex_gradients(xp: Any, name: str, head: Any, results: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _complex_gradients(xp: Any, name: str, head: Any, results: Any, args: Any, kwargs: Mapping[str, object]) -> Any:
     """Return the gradients of a call with complex numbers, one per argument."""
     function = table.ALIASES.get(name, name)
     if function in COMPLEX:
@@ -115,7 +115,7 @@ def _complex_gradients(xp: Any, name: str, head: Any, results: Any, args: Any, k
     )
 
 
-def _is_incomplete(gradients: list[Any], arrays: Sequence[Any], inputs: Any) -> bool:
+def _is_incomplete(gradients: Sequence[object], arrays: Sequence[Any], inputs: Any) -> bool:
     """Return whether a required gradient is missing."""
     return any(
         gradient is None and arrays[index].element_type.kind in "fc" and inputs.needs_gradient(index)
@@ -124,7 +124,7 @@ def _is_incomplete(gradients: list[Any], arrays: Sequence[Any], inputs: Any) -> 
 
 
 def blocking_gradient(
-    function: str, args: Any, kwargs: dict[str, Any], arrays: Sequence[Any]
+    function: str, args: Any, kwargs: Mapping[str, object], arrays: Sequence[Any]
 ) -> Callable[..., Any] | None:
     """Return the gradient function of a blocking call, for the tape, or None if the function has no gradient.
 
@@ -262,15 +262,15 @@ def _move_gradients(op: Any, F: Any, arrays: Sequence[Any], heads: Sequence[Any]
         if selector is not None
         else ()
     )
-    positions: list[Any] = []
-    sources: list[Any] = []
+    positions: list[object] = []
+    sources: list[object] = []
     for index, array in enumerate(arrays):
         if index in selectors:
             sources.append(len(heads) + len(positions))
             positions.append(inputs[index])
         else:
             sources.append(tuple(map(int, array.dims)))
-    gradients: list[Any] = [None] * len(arrays)
+    gradients: list[object] = [None] * len(arrays)
     for index, source in enumerate(sources):
         if not isinstance(source, int) and inputs.needs_gradient(index):
             gradients[index] = F.op(

@@ -28,7 +28,7 @@ _UNIONS = {
 class __array_namespace_info__:  # noqa: N801  # the standard's name
     """The capabilities of ``mx.np``, as the array API standard defines them."""
 
-    def capabilities(self) -> dict[str, Any]:
+    def capabilities(self) -> dict[str, object]:
         """Return the supported optional features of the standard."""
         return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
 
@@ -40,7 +40,7 @@ class __array_namespace_info__:  # noqa: N801  # the standard's name
         """Return the devices of this machine."""
         return [devices.cpu(), *(devices.gpu(index) for index in range(devices.num_gpus()))]
 
-    def default_dtypes(self, *, device: object = None) -> dict[str, Any]:
+    def default_dtypes(self, *, device: object = None) -> dict[str, object]:
         """Return the default dtypes of new arrays."""
         return {
             "real floating": default_float(),

@@ -274,7 +274,7 @@ class _TemplateFiller:
         self.count = 0
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
-        args: list[Any] = []
+        args: list[object] = []
         for arg in self._row.template.args:
             if isinstance(arg, ast.Starred):
                 args += self._value(arg)
@@ -451,7 +451,7 @@ def _random_operator(name: str) -> type[Operator]:
                 order: tuple[str, ...] = ("logit",) if parameters.get("is_logit") else ("prob",)
             else:
                 order = names
-            args: list[Any] = []
+            args: list[object] = []
             for key in order:
                 default = None if method == "bernoulli" else _random.TABLE[method].parameters[key]
                 number = parameters.get(key, default)
@@ -520,7 +520,7 @@ class _TemplateMatcher:
         self.inputs: list[Any] = []
         self.parameters: dict[str, Any] = {}
 
-    def match(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[dict[str, str], list[Any]] | None:
+    def match(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[dict[str, str], list[Any]] | None:
         template, row = self._row.template, self._row
         position = 0
         for arg in template.args:

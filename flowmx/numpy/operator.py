@@ -237,7 +237,7 @@ def as_list(results: object) -> list[Any]:
     return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
-def stand_in(shape: Shape, dtype: DType, square: bool = False) -> np.ndarray[Any, Any]:
+def stand_in(shape: Shape, dtype: DType, square: bool = False) -> Array:
     """Return an array of a shape that takes almost no memory: ones, zeros for integers, or identity matrices."""
     if square and len(shape) >= 2:
         return np.broadcast_to(np.eye(*shape[-2:], dtype=dtype), shape)

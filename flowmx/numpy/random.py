@@ -155,7 +155,7 @@ class NumPyRandom(CallOperator, hidden=True, uses_random=True):
         xp = gradients._functions(F)
         arrays = [gradients._as_np(inputs[index]) for index in range(self.num_args)]
         args, _ = self.call.fill(arrays)
-        results: list[Any] = [None] * self.num_args
+        results: list[object] = [None] * self.num_args
         head, result = gradients.as_head(heads[0]), gradients._as_np(outputs[0])
         gradients.scatter_to_slots(self.call.args, rule(xp, head, result, *args[: len(row.parameters)]), results)
         pairs = zip(results, arrays, strict=True)

@@ -120,9 +120,9 @@ def as_nd(symbol: Symbol) -> Symbol:
 
 def _slice(symbol: Symbol, key: tuple[object, ...]) -> Any:
     """Compose indexing by integers and slices as a slice and a reshape, as MXNet does; None for other keys."""
-    begin: list[Any] = []
-    end: list[Any] = []
-    step: list[Any] = []
+    begin: list[object] = []
+    end: list[object] = []
+    step: list[object] = []
     codes: list[int] = []
     for index in key:
         if isinstance(index, slice) and all(part is None or isinstance(part, int) for part in _parts(index)):

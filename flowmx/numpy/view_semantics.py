@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Mapping
 from opcode import opname
 from types import FrameType
 from typing import Any
@@ -76,7 +77,7 @@ def _is_stored_back(frame: FrameType) -> bool:
     return False
 
 
-def view_of(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def view_of(function: str, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
     """Return the views that a function in :data:`SHARING` returns in NumPy, or None if it copies or raises.
 
     NumPy computes their offsets and strides: it is called on an array of the same layout in unused memory.

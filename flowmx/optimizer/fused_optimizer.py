@@ -96,7 +96,7 @@ class FusedOptimizer(Optimizer):
         self._last_steps: dict[Any, _LastStep] = {}
         """Steps with one operator for all weights, by the same keys."""
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**super().__getstate__(), "_groups": {}, "_last_steps": {}}
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
@@ -184,7 +184,7 @@ class FusedOptimizer(Optimizer):
     ) -> None:  # fmt: skip
         """Push updates of weights with these learning rates, decays and counts."""
         updates: list[Update] = []
-        last: list[Any] = ["", None, None]
+        last: list[object] = ["", None, None]
         form, call = None, None
         for (index, weight, grad, whole_state), rates in zip(items, forms, strict=True):
             state, master = self._parts(weight, whole_state) if multi_precision else (whole_state, None)

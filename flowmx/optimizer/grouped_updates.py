@@ -104,7 +104,7 @@ class Group(NamedTuple):
 
 def _parts(updates: Sequence[Update]) -> list[Any]:
     """Return what two pushes of the same updates have in common: the kinds of operators, and the arrays."""
-    parts: list[Any] = []
+    parts: list[object] = []
     for op, weight, grad, states, master in updates:
         parts += (type(op), weight, grad, master, *states)
     return parts

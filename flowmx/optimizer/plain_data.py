@@ -55,7 +55,7 @@ def from_plain(value: object) -> Any:
     return {key: from_plain(item) for key, item in value.items()}
 
 
-def schedule_to_plain(schedule: object, what: str) -> dict[str, Any]:
+def schedule_to_plain(schedule: object, what: str) -> dict[str, object]:
     """Convert a schedule to the name of its class, its arguments, and its state.
 
     Raises:

@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgpack
-import numpy as np
 
 from flowmx.errors import MXNetError
+from flowmx.ops.registry.operators import Array
 from flowmx.scanning import Bounds, build_map, scan_msgpack
 from flowmx.serialization import params
 
@@ -62,7 +62,7 @@ def chunks(
     Raises:
         TypeError: a state is neither None, an array, a number, nor a tuple or list of those.
     """
-    arrays: list[np.ndarray[Any, Any]] = []
+    arrays: list[Array] = []
     trees = [[index, _to_tree(state, arrays, index)] for index, state in states.items()]
     header: bytes = msgpack.packb({"states": trees, "progress": progress, "optimizer": optimizer})
     return [_START.pack(MAGIC, VERSION, len(header)) + header, *params.chunks(arrays)]
@@ -105,7 +105,7 @@ def is_pickle(data: bytes | memoryview) -> bool:
     return bytes(data[:1]) in (b"\x80", b"(", b"}") and data[-1:] == b"."
 
 
-def _to_tree(state: object, arrays: list[np.ndarray[Any, Any]], index: object) -> Any:
+def _to_tree(state: object, arrays: list[Array], index: object) -> Any:
     if state is None:
         return None
     if isinstance(state, (tuple, list)):
@@ -122,7 +122,7 @@ def _to_tree(state: object, arrays: list[np.ndarray[Any, Any]], index: object) -
     return ["array", len(arrays) - 1]
 
 
-def _from_tree(tree: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
+def _from_tree(tree: Any, arrays: list[Array]) -> Any:
     if tree is None:
         return None
     kind, value = tree

@@ -46,7 +46,7 @@ def by_category(records: Iterable[Record], spans: Iterable[Span], by: str = "ope
 
 def sections(
     records: Iterable[Record], spans: Iterable[Span], changes: Iterable[Change], by: str, sort_by: str, ascending: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the aggregates in the format of MXNet's JSON: times by category, memory by device, and the units."""
     memory: defaultdict[str, list[float]] = defaultdict(list)
     for change in changes:
@@ -57,7 +57,7 @@ def sections(
         "Time": by_category(records, spans, by),
         "Memory": {"Device Storage": {name: _row(values) for name, values in memory.items()}},
     }
-    result: dict[str, Any] = {
+    result: dict[str, object] = {
         section: {
             category: {name: _titled(row, section) for name, row in sort_rows(rows, sort_by, ascending).items()}
             for category, rows in categories.items()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from flowmx.profiler.names import LineCache, of_node
@@ -22,7 +22,7 @@ Event = dict[str, Any]
 def document(
     records: Collection[Record], spans: Iterable[Span], marks: Iterable[Mark], changes: Iterable[Change], process: int,
     about: str = "flowmx",
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, object]:  # fmt: skip
     """Return the content of the trace file.
 
     Args:
@@ -110,7 +110,9 @@ class _Trace:
             facts = {"actor": record.actor, "layer": layer, "node": node, "line": place}
             self._add_slice(operator, "operator", tid, step.start, step.end, facts)
 
-    def _add_slice(self, name: str, category: str, tid: int, start: float, end: float, facts: dict[str, Any]) -> None:
+    def _add_slice(
+        self, name: str, category: str, tid: int, start: float, end: float, facts: Mapping[str, object]
+    ) -> None:
         facts = {key: value for key, value in facts.items() if value not in (None, "")}
         self.add(name=name, cat=category, ph="X", ts=start, dur=end - start, tid=tid, args=facts)
 

@@ -34,7 +34,7 @@ def time_operation(op: Operation, record: Record, done: Done) -> None:
         op.add_waiter(record, end)
 
 
-def _time(record: Record, end: Callable[[], None], op: Operation, proceed: Callable[[], Any]) -> Any:
+def _time(record: Record, end: Callable[[], None], op: Operation, proceed: Callable[[], object]) -> Any:
     record.thread = local.thread
     outer, local.record = local.record, record
     record.start = perf_counter()
@@ -53,7 +53,7 @@ async def _time_coroutine(record: Record, end: Callable[[], None], op: Operation
         end()
 
 
-def _begin(record: Record, op: Operation, proceed: Callable[[], Any]) -> Any:
+def _begin(record: Record, op: Operation, proceed: Callable[[], object]) -> Any:
     record.start = perf_counter()
     return proceed()
 

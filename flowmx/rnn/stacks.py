@@ -85,7 +85,7 @@ class SequentialRNNCell(_Stack):
 
     def _unroll(self, length: int, inputs: Any, begin_state: Any, layout: str, merge: bool | None) -> StepResult:
         states = self.begin_state() if begin_state is None else begin_state
-        after: list[Any] = []
+        after: list[object] = []
         for position, (cell, cell_states) in enumerate(zip(self._cells, self._split_states(states), strict=True)):
             cell_merge = merge if position == len(self._cells) - 1 else None
             inputs, new_states = cell.unroll(length, inputs, cell_states, layout, cell_merge)

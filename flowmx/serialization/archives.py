@@ -13,7 +13,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from flowmx.serialization.reading import Array, bytes_of
+from flowmx.ops.registry.operators import Array
+from flowmx.serialization.reading import bytes_of
 
 __all__ = ["Archive", "NewArchive", "read_entry"]
 

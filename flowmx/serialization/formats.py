@@ -16,10 +16,11 @@ from typing import Any, TypeAlias, cast
 import numpy.typing as npt
 
 from flowmx.errors import raised_as_mxnet
+from flowmx.ops.registry.operators import Array
 from flowmx.semantics import semantics
 from flowmx.serialization import numpy_files, params, safetensors, torch
 from flowmx.serialization.atomic import read_from
-from flowmx.serialization.reading import Array, read_large
+from flowmx.serialization.reading import read_large
 from flowmx.serialization.suffixes import format_by_suffix
 
 __all__ = ["Loaded", "load", "loads", "save"]

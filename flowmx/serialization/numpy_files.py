@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from flowmx.ops.registry.operators import Array
 from flowmx.serialization import params
 from flowmx.serialization.archives import Archive, NewArchive, read_entry
 from flowmx.serialization.atomic import replace_file
-from flowmx.serialization.reading import Array, FileFormatError, bytes_of
+from flowmx.serialization.reading import FileFormatError, bytes_of
 from flowmx.shape_limits import ShapeError, read_shape
 
 __all__ = ["MAGIC", "NumPyFormatError", "as_dense", "is_npz", "loads_npy", "loads_npz", "save_npy", "save_npz"]

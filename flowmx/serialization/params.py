@@ -31,16 +31,10 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array
 from flowmx.serialization.atomic import replace_file
-from flowmx.serialization.reading import (
-    Array,
-    FileFormatError,
-    Reader,
-    Source,
-    in_memory,
-    little_endian,
-    read_source,
-)
+from flowmx.serialization.reading import FileFormatError, Reader, Source, in_memory, little_endian, read_source
 
 
 class SparseParts(NamedTuple):
@@ -68,7 +62,7 @@ class Deferred:
     """
 
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: DType
     read: Callable[[], Array]
 
     @property
@@ -96,7 +90,7 @@ _MIN_ARRAY, _MIN_NONEMPTY = 4, 32  # minimum sizes in bytes: of an array, and of
 _MAX_EMPTY = 1 << 14  # limit on empty arrays: in memory each takes 100 times its bytes in the file
 _MAX_NDIM = 32  # supported by every version of NumPy
 
-_DTYPES: dict[int, np.dtype[Any]] = {
+_DTYPES: dict[int, DType] = {
     flag: np.dtype(scalar)
     for flag, scalar in enumerate(
         [
@@ -307,14 +301,14 @@ class _Reader(Reader):
             raise self.error(f"{what} without unknown dimensions", "-1", start)
         return shape
 
-    def dtype(self, what: str) -> np.dtype[Any]:
+    def dtype(self, what: str) -> DType:
         start = self.offset
         flag = self.number("i", what)
         if flag not in _DTYPES:
             raise self.error(f"{what}, a type flag in 0..{max(_DTYPES)}", flag, start)
         return _DTYPES[flag]
 
-    def zeros(self, dtype: np.dtype[Any], shape: tuple[int, ...], what: str) -> Array:
+    def zeros(self, dtype: DType, shape: tuple[int, ...], what: str) -> Array:
         """Return an array of zeros for the dense form of a sparse array."""
         self.check_size(dtype, shape, what)
         size = math.prod(shape) * dtype.itemsize

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import pickletools
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -189,7 +189,7 @@ class _Machine:
             self._top(ObjectRecord).state = state
 
 
-def _pairs(values: list[Any]) -> dict[Any, Any]:
+def _pairs(values: Sequence[object]) -> dict[Any, Any]:
     return dict(zip(map(_key, values[::2]), values[1::2], strict=True))
 
 

@@ -9,16 +9,16 @@ import stat
 import struct
 import sys
 from collections.abc import Callable
-from typing import Any, BinaryIO, ClassVar, Protocol, TypeAlias, TypeVar, cast
+from typing import BinaryIO, ClassVar, Protocol, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from flowmx.errors import MXNetError
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array
 from flowmx.serialization.atomic import read_from
 from flowmx.shape_limits import ShapeError, read_shape
 
-Array: TypeAlias = npt.NDArray[Any]
 _T = TypeVar("_T")
 
 
@@ -126,7 +126,7 @@ class Reader:
         """Read one number."""
         return self.numbers(layout, what)[0]
 
-    def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], what: str) -> Array:
+    def array(self, dtype: DType, shape: tuple[int, ...], what: str) -> Array:
         """Read an array's little-endian elements in C order."""
         self.check_size(dtype, shape, what)
         self.need(math.prod(shape) * dtype.itemsize, f"{what} (shape {shape}, {dtype})")
@@ -136,7 +136,7 @@ class Reader:
             return np.minimum(array, 1, out=array).view(np.bool_)
         return array if sys.byteorder == "little" else array.byteswap(inplace=True)
 
-    def check_size(self, dtype: np.dtype[Any], shape: tuple[int, ...], what: str) -> None:
+    def check_size(self, dtype: DType, shape: tuple[int, ...], what: str) -> None:
         """Raise an error if a shape is invalid or too large."""
         try:
             read_shape(shape, dtype.itemsize)

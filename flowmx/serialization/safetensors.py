@@ -22,8 +22,10 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array
 from flowmx.serialization.atomic import replace_file
-from flowmx.serialization.reading import Array, FileFormatError, Reader, Source, in_memory, little_endian, read_source
+from flowmx.serialization.reading import FileFormatError, Reader, Source, in_memory, little_endian, read_source
 
 __all__ = ["SafetensorsFormatError", "dumps", "load", "loads", "metadata", "save"]
 
@@ -53,7 +55,7 @@ class SafetensorsFormatError(FileFormatError):
 
 class _Entry(NamedTuple):
     name: str
-    dtype: np.dtype[Any]
+    dtype: DType
     shape: tuple[int, ...]
     begin: int
     end: int
@@ -140,7 +142,7 @@ def _chunks(arrays: Mapping[str, npt.ArrayLike], metadata: Mapping[str, str] | N
         raise TypeError(f"safetensors files have named arrays, expected a dict, got {type(arrays).__name__}")
     values = {name: _storable(name, value) for name, value in arrays.items()}
     by_width = sorted(values.items(), key=lambda item: -item[1].dtype.itemsize)
-    header: dict[str, Any] = {_METADATA: _texts(metadata)} if metadata else {}
+    header: dict[str, object] = {_METADATA: _texts(metadata)} if metadata else {}
     end = 0
     for name, value in by_width:
         begin, end = end, end + value.nbytes
@@ -201,7 +203,7 @@ def _header(reader: _Reader) -> dict[str, Any]:
     return header
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, object]:
     items = dict(pairs)
     if len(items) < len(pairs):
         raise ValueError("a duplicate name")

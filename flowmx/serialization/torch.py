@@ -17,12 +17,13 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from flowmx.ops.registry.operators import Array
 from flowmx.serialization import plain_pickle
 from flowmx.serialization.archives import Archive, NewArchive, read_entry
 from flowmx.serialization.atomic import replace_file
 from flowmx.serialization.numpy_files import as_dense
 from flowmx.serialization.plain_pickle import Name, ObjectRecord
-from flowmx.serialization.reading import Array, FileFormatError, read_large
+from flowmx.serialization.reading import FileFormatError, read_large
 from flowmx.shape_limits import ShapeError, read_shape
 
 __all__ = ["TorchFormatError", "load", "loads", "save"]
@@ -271,7 +272,9 @@ def _refuse_calls(value: object) -> None:
         raise _UnsupportedCall(f"{name.module}.{name.name}")
 
 
-def _tensors(content: dict[Any, Any], prefix: str, budget: _Budget, depth: int = 0) -> Iterator[tuple[str, Array]]:
+def _tensors(
+    content: Mapping[Any, object], prefix: str, budget: _Budget, depth: int = 0
+) -> Iterator[tuple[str, Array]]:
     if depth > 20:
         raise ValueError("dicts nested more than 20 deep")
     for name, value in content.items():

@@ -22,7 +22,7 @@ import numpy as np
 
 from flowmx.comm.limits import limits_for
 from flowmx.comm.offload import LARGE
-from flowmx.ops.registry.dtypes import dtype_named
+from flowmx.ops.registry.dtypes import DType, dtype_named
 from flowmx.scanning import Bounds, Excess, scan_json, scan_msgpack
 from flowmx.serve.errors import InvalidInput
 from flowmx.serve.inputs import Array
@@ -78,7 +78,7 @@ def _inputs(value: object) -> Any:
     return value["inputs"] if isinstance(value, dict) and set(value) == {"inputs"} else value
 
 
-def _reply(outputs: Outputs, form: Callable[[Array], Any]) -> dict[str, Any]:
+def _reply(outputs: Outputs, form: Callable[[Array], Any]) -> dict[str, object]:
     values = {name: form(array) for name, array in outputs.items()}
     return {"outputs": values if len(values) > 1 else next(iter(values.values()), None)}
 
@@ -154,14 +154,14 @@ def _array(value: object) -> Any:
     return np.frombuffer(data, dtype).reshape(shape)
 
 
-def _shape(value: object, dtype: np.dtype[Any]) -> tuple[int, ...]:
+def _shape(value: object, dtype: DType) -> tuple[int, ...]:
     try:
         return read_shape(value, dtype.itemsize)
     except ShapeError as error:
         raise InvalidInput(f"the shape of an array {error}") from None
 
 
-def _dtype(name: object) -> np.dtype[Any]:
+def _dtype(name: object) -> DType:
     try:
         dtype = dtype_named(name) if isinstance(name, str) else np.dtype(object)
     except TypeError:
@@ -199,7 +199,7 @@ def _write_msgpack(outputs: Outputs) -> Body:
     return joined(parts)
 
 
-def _msgpack_array(array: Array) -> dict[str, Any]:
+def _msgpack_array(array: Array) -> dict[str, object]:
     return {"shape": list(array.shape), "dtype": array.dtype.name, "data": _little_endian(array).tobytes()}
 
 
@@ -245,7 +245,7 @@ _NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.form
 
 
 @lru_cache(128)  # requests repeat a few headers, and parsing a header is the slowest step
-def _npy_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def _npy_header(head: bytes) -> tuple[tuple[int, ...], bool, DType]:
     """Return the shape, whether the order is Fortran's, and the dtype."""
     stream = io.BytesIO(head)
     return _NPY_HEADERS[np.lib.format.read_magic(stream)](stream)
@@ -262,7 +262,7 @@ def _write_npy(outputs: Outputs) -> Body:
 
 
 @lru_cache(128)
-def _npy_head(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+def _npy_head(shape: tuple[int, ...], dtype: DType) -> bytes:
     """Return the header of an ``.npy`` file of a C-contiguous array."""
     stream = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)

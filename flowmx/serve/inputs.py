@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowmx.errors import AdviceError
+from flowmx.ops.registry.operators import Array
 from flowmx.serve.errors import InvalidInput
 from flowmx.serve.large_bodies import array_of
 
 __all__ = ["Array", "Input", "Inputs", "Rows", "Shapes"]
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Shape = tuple[int, ...]
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from flowmx.comm.offload import LARGE
+from flowmx.ops.registry.operators import Array
 
 __all__ = ["Body", "array_of", "chunks_of", "joined", "loads", "text_of"]
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Body = bytes | memoryview
 
 _NUMBERS = 4096
@@ -155,7 +155,7 @@ def array_of(value: object) -> Array:
     return np.concatenate(parts)
 
 
-def _parts(value: list[Any]) -> Iterator[Array]:
+def _parts(value: Sequence[object]) -> Iterator[Array]:
     """Yield arrays of some elements each, up to the first elements that do not form an array."""
     row = _size_of(value[0]) if value else 0
     if not row or row * len(value) <= _NUMBERS:

@@ -25,6 +25,7 @@ import ml_dtypes
 import numpy as np
 
 from flowmx.comm.offload import LARGE
+from flowmx.ops.registry.dtypes import DType
 from flowmx.serve.errors import InvalidInput
 from flowmx.serve.formats import JSON, parsed
 from flowmx.serve.inputs import Array, Input
@@ -38,7 +39,7 @@ NAME = "flowmx"
 HEADER = "Inference-Header-Content-Length"
 """Bytes of JSON before the binary tensors, in a request and in a response."""
 
-_DTYPES: dict[str, np.dtype[Any]] = {
+_DTYPES: dict[str, DType] = {
     "BOOL": np.dtype(bool),
     **{f"{'U' * unsigned}INT{bits}": np.dtype(f"{'u' * unsigned}int{bits}")
        for unsigned in (False, True) for bits in (8, 16, 32, 64)},
@@ -49,7 +50,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 _DATATYPES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-def server(version: str) -> dict[str, Any]:
+def server(version: str) -> dict[str, object]:
     """Return the description of the server."""
     return {"name": NAME, "version": version, "extensions": ["binary_tensor_data", "model_repository"]}
 
@@ -62,7 +63,7 @@ def describe(name: str, versions: Sequence[str], inputs: Sequence[Input], output
     }  # fmt: skip
 
 
-def _tensor_spec(spec: Input) -> dict[str, Any]:
+def _tensor_spec(spec: Input) -> dict[str, object]:
     shape = [-1, *(-1 if size is None else size for size in spec.shape)]
     return {"name": spec.name, "datatype": datatype(spec.dtype), "shape": shape}
 
@@ -183,7 +184,7 @@ def _tensors(descriptions: Sequence[Any], binary: memoryview) -> dict[str, Array
     return tensors
 
 
-def _tensor(name: str, description: dict[str, Any], tail: _Tail) -> Array:
+def _tensor(name: str, description: Mapping[str, object], tail: _Tail) -> Array:
     dtype = _DTYPES.get(str(description.get("datatype")))
     if dtype is None:
         datatype = str(description.get("datatype"))[:40]
@@ -209,7 +210,7 @@ def _tensor(name: str, description: dict[str, Any], tail: _Tail) -> Array:
         ) from None
 
 
-def _from_numbers(data: object, dtype: np.dtype[Any]) -> Array:
+def _from_numbers(data: object, dtype: DType) -> Array:
     """Return the array of a flat or nested list of numbers."""
     if not isinstance(data, list):
         raise InvalidInput(f"the data are a {type(data).__name__}, expected a list, or binary_data_size in parameters")
@@ -240,7 +241,7 @@ def _name_of(tensor: Mapping[str, object]) -> str:
     return name
 
 
-def _parameters(owner: Mapping[str, object]) -> Mapping[str, Any]:
+def _parameters(owner: Mapping[str, object]) -> Mapping[str, object]:
     parameters = owner.get("parameters", {})
     if not isinstance(parameters, dict):
         raise InvalidInput(f"parameters is a {type(parameters).__name__}, expected an object")

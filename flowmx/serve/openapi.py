@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,9 +35,9 @@ class Route(Protocol):
         """Audience: ``all``, ``users`` or ``admins``."""
 
 
-def document(routes: Sequence[Route], models: ModelRegistry) -> dict[str, Any]:
+def document(routes: Sequence[Route], models: ModelRegistry) -> dict[str, object]:
     """Return the OpenAPI 3.1 document. Prediction routes have one path per model."""
-    paths: dict[str, Any] = {}
+    paths: dict[str, object] = {}
     for route in routes:
         for path, predictor in _paths(route, models):
             paths[path] = {"post" if route.is_post else "get": _operation(route, predictor)}
@@ -58,7 +58,7 @@ def _paths(route: Route, models: ModelRegistry) -> list[tuple[str, Predictor | N
     return [(f"/{route.path}", None)]
 
 
-def _operation(route: Route, predictor: Predictor | None) -> dict[str, Any]:
+def _operation(route: Route, predictor: Predictor | None) -> dict[str, object]:
     names = [part.strip("{}") for part in route.path.split("/") if part.startswith("{")]
     parameters = [name for name in names if predictor is None or name != "name"]
     operation: dict[str, Any] = {
@@ -81,8 +81,8 @@ def _operation(route: Route, predictor: Predictor | None) -> dict[str, Any]:
     return operation
 
 
-def _content(schema: dict[str, Any], is_open_inference: bool) -> dict[str, Any]:
-    content: dict[str, Any] = {"application/json": {"schema": schema}}
+def _content(schema: Mapping[str, object], is_open_inference: bool) -> dict[str, Any]:
+    content: dict[str, object] = {"application/json": {"schema": schema}}
     if is_open_inference:
         return content
     return content | {"application/msgpack": {}, "application/x-npy": {}}
@@ -107,13 +107,13 @@ def _predict(predictor: Predictor) -> tuple[dict[str, Any], dict[str, Any]]:
     )
 
 
-def _arrays(specs: Sequence[Input], *more_types: str) -> dict[str, Any]:
+def _arrays(specs: Sequence[Input], *more_types: str) -> dict[str, object]:
     if len(specs) == 1:
         return _rows(specs[0], *more_types)
     return _object({spec.name: _rows(spec, *more_types) for spec in specs})
 
 
-def _rows(spec: Input, *more_types: str) -> dict[str, Any]:
+def _rows(spec: Input, *more_types: str) -> dict[str, object]:
     """Return the schema of rows as nested lists.
 
     Args:
@@ -121,7 +121,9 @@ def _rows(spec: Input, *more_types: str) -> dict[str, Any]:
         *more_types: other types of numbers: null for NaN and infinities in replies.
     """
     is_integer = np.dtype(spec.dtype).kind in "iu"
-    schema: dict[str, Any] = {"type": "integer" if is_integer else ["number", *more_types] if more_types else "number"}
+    schema: dict[str, object] = {
+        "type": "integer" if is_integer else ["number", *more_types] if more_types else "number"
+    }
     for size in reversed(spec.shape):
         bounds = {} if size is None else {"minItems": size, "maxItems": size}
         schema = {"type": "array", "items": schema, **bounds}
@@ -135,7 +137,7 @@ def _infer(predictor: Predictor) -> tuple[dict[str, Any], dict[str, Any]]:
     )
 
 
-def _tensors(specs: Sequence[Input]) -> dict[str, Any]:
+def _tensors(specs: Sequence[Input]) -> dict[str, object]:
     from flowmx.serve.open_inference import datatype
 
     tensor = [
@@ -149,5 +151,5 @@ def _tensors(specs: Sequence[Input]) -> dict[str, Any]:
     return {"type": "array", "items": {"anyOf": tensor} if tensor else {}}
 
 
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
+def _object(properties: Mapping[str, object]) -> dict[str, object]:
     return {"type": "object", "properties": properties, "required": list(properties)}

@@ -96,7 +96,7 @@ class Channel:
                     future.set_exception(ChannelClosed())
 
     async def _answer(self, message: Mapping[str, Any]) -> None:
-        reply: dict[str, Any] = {"answer": message["call"]}
+        reply: dict[str, object] = {"answer": message["call"]}
         try:
             reply["result"] = await self.methods[message["method"]](**message["arguments"])
         except Refusal as refusal:

@@ -269,7 +269,7 @@ def _trace_while_loop(
 
 
 def cond(
-    pred: Symbol, then_func: Callable[[], Any], else_func: Callable[[], Any], name: str = "cond"
+    pred: Symbol, then_func: Callable[[], object], else_func: Callable[[], object], name: str = "cond"
 ) -> Any:  # fmt: skip
     """Compute one of two branches.
 
@@ -288,7 +288,7 @@ def cond(
         ValueError: the branches return different numbers of symbols, or ``pred`` has several outputs.
     """
 
-    def branch(function: Callable[[], Any]) -> Callable[[], tuple[Format, list[Symbol]]]:
+    def branch(function: Callable[[], object]) -> Callable[[], tuple[Format, list[Symbol]]]:
         def trace() -> tuple[Format, list[Symbol]]:
             flat, form = flatten(function(), Symbol, "cond: the branch's outputs")
             return form, flat

@@ -7,6 +7,7 @@ symbol.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from flowmx.errors import ArgumentTypeError
@@ -21,7 +22,9 @@ __all__ = [
 Number = float | Symbol
 
 
-def _draw(name: str, numbers: dict[str, Any], shape: object, dtype: object, kwargs: dict[str, Any]) -> Symbol:
+def _draw(
+    name: str, numbers: Mapping[str, object], shape: object, dtype: object, kwargs: Mapping[str, object]
+) -> Symbol:
     """Compose ``_random_NAME`` of numbers, or ``_sample_NAME`` of symbols."""
     symbols = [isinstance(value, Symbol) for value in numbers.values()]
     if any(symbols) and not all(symbols):

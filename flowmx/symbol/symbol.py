@@ -479,7 +479,7 @@ def call(op_name: str, args: Sequence[object], kwargs: dict[str, Any]) -> Symbol
     return compose(cls, inputs, parameters, label, {**(attributes or {}), **extra}, op_name)
 
 
-def apply(op_name: str, inputs: Sequence[Symbol], parameters: dict[str, Any] | None = None) -> Symbol:
+def apply(op_name: str, inputs: Sequence[Symbol], parameters: Mapping[str, object] | None = None) -> Symbol:
     """Compose an operator from all its inputs."""
     cls = lookup(op_name)
     names = (*cls.arguments, *cls.auxiliary)

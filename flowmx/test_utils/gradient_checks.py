@@ -13,6 +13,7 @@ from flowmx.devices import Context
 from flowmx.ndarray import functions as F
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.creation import array
+from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import lookup
 from flowmx.symbol.symbol import Symbol
 from flowmx.test_utils.assertions import assert_almost_equal
@@ -164,7 +165,7 @@ class _Projection:
 
 def _subject(
     sym: str | Symbol | Function, location: Sequence[Any] | Mapping[str, Any], aux_states: Values,
-    parameters: Mapping[str, object] | None, dtype: np.dtype[Any],
+    parameters: Mapping[str, object] | None, dtype: DType,
 ) -> _Subject:  # fmt: skip
     if isinstance(sym, Symbol):
         names = sym.list_arguments()

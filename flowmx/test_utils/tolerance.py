@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from flowmx.ndarray.array import NDArray
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array
 
 __all__ = [
     "default_atols", "default_dtype", "default_numeric_eps", "default_rtols", "effective_dtype", "get_atol", "get_etol",
     "get_rtol", "get_tolerance", "get_tols",
 ]  # fmt: skip
 
-Numbers = npt.NDArray[Any]
+Numbers = Array
 Tolerance = float | Mapping[Any, float] | None
 
 _EXACT = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -24,24 +25,24 @@ _ABSOLUTE = {"float16": 1e-1, "bfloat16": 1e-1, "float32": 1e-3, "float64": 1e-2
 _STEPS = {"float16": 2.0**-6, "float32": 2.0**-9, "float64": 2.0**-14}
 
 
-def _table(values: Mapping[str, float]) -> dict[np.dtype[Any], float]:
+def _table(values: Mapping[str, float]) -> dict[DType, float]:
     from ml_dtypes import bfloat16  # registers the name in NumPy
 
     dtypes = {name: np.dtype(bfloat16 if name == "bfloat16" else name) for name in (*values, *_EXACT)}
     return {dtype: values.get(name, 0.0) for name, dtype in dtypes.items()}
 
 
-def default_rtols() -> dict[np.dtype[Any], float]:
+def default_rtols() -> dict[DType, float]:
     """Return the relative tolerances by dtype."""
     return _table(_RELATIVE)
 
 
-def default_atols() -> dict[np.dtype[Any], float]:
+def default_atols() -> dict[DType, float]:
     """Return the absolute tolerances by dtype."""
     return _table(_ABSOLUTE)
 
 
-def default_numeric_eps() -> dict[np.dtype[Any], float]:
+def default_numeric_eps() -> dict[DType, float]:
     """Return the steps of finite differences by dtype: powers of two, which are added without rounding."""
     return {np.dtype(name): step for name, step in _STEPS.items()}
 
@@ -51,12 +52,12 @@ def default_dtype() -> type[np.float32]:
     return np.float32
 
 
-def effective_dtype(dat: object) -> np.dtype[Any]:
+def effective_dtype(dat: object) -> DType:
     """Return the dtype that determines the tolerance of an array."""
     return np.dtype(dat.dtype) if hasattr(dat, "dtype") else np.asarray(dat).dtype
 
 
-def get_tolerance(dat: object, tol: Tolerance, default_tol: Mapping[np.dtype[Any], float]) -> float:
+def get_tolerance(dat: object, tol: Tolerance, default_tol: Mapping[DType, float]) -> float:
     """Return a number unchanged; otherwise look up the array's dtype in ``tol`` or the default table."""
     if isinstance(tol, int | float):
         return tol

@@ -72,7 +72,7 @@ def length_product(*lengths: int) -> int:
     return -1 if -1 in lengths else math.prod(lengths)
 
 
-def split_at(indices_or_sections: int | Sequence[int]) -> dict[str, Any]:
+def split_at(indices_or_sections: int | Sequence[int]) -> dict[str, object]:
     """Return the parameters of ``_split_v2`` for NumPy's ``indices_or_sections``."""
     if isinstance(indices_or_sections, int):
         return {"sections": indices_or_sections}
@@ -82,7 +82,7 @@ def split_at(indices_or_sections: int | Sequence[int]) -> dict[str, Any]:
 def key_from_template(template: str, arrays: Sequence[Any]) -> tuple[Any, ...]:
     """Return the index key of a template such as ``"@,1:3,None,..."``, with an array for each ``@``."""
     rest = iter(arrays)
-    key: list[Any] = []
+    key: list[object] = []
     for piece in template.split(","):
         if piece == "@":
             index = next(rest)

@@ -8,7 +8,7 @@ bit-identical.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from flowmx.ops.arrays.linear import Inferred, InferredTypes
 from flowmx.ops.compiled.fused_layers import BatchNormRelu
@@ -92,7 +92,7 @@ class RecomputedDropout(
 
 def _register(base: type[Operator]) -> type[_Recomputed]:
     """Register the operator that recomputes another one."""
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "__doc__": f"The output of {base.name}, recomputed; the states do not change.",
         "__module__": __name__,
         "arguments": (*base.arguments, *base.auxiliary),

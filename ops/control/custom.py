@@ -238,7 +238,7 @@ class Custom(UserOperator, open_ended=True, precision=Precision.FLOAT32):
 
     # -- inference -------------------------------------------------------------------------------------
 
-    def _call_hook(self, hook: str, values: list[Any], is_complete: bool) -> list[list[Any]] | None:
+    def _call_hook(self, hook: str, values: Sequence[object], is_complete: bool) -> list[list[Any]] | None:
         """Call an inference hook; return lists for arguments, outputs and states, or None if it needs more inputs."""
         try:
             lists = [list(entries) for entries in getattr(self.prop, hook)(list(values))]

@@ -19,7 +19,7 @@ __all__ = ["Region"]
 
 def auxiliary_variables(nodes: Iterable[Any]) -> set[Any]:
     """Return the variables that are auxiliary states of a node of an inner graph."""
-    variables: set[Any] = set()
+    variables: set[object] = set()
     for node in nodes:
         if node.op is not None:
             variables.update(node.inputs[position].node for position in node.op.auxiliary_positions())

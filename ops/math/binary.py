@@ -8,7 +8,7 @@ the dtype of the inputs, as in MXNet.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -300,7 +300,7 @@ def _operand(row: Row, inputs: Tensors, position: int, name: str) -> Tensor | No
     return inputs[position] if name in row.needs else None
 
 
-def _array_methods(row: Row, broadcasts: bool) -> dict[str, Any]:
+def _array_methods(row: Row, broadcasts: bool) -> dict[str, object]:
     """Return the methods of an operator of two arrays."""
 
     def forward(self: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -319,7 +319,7 @@ def _array_methods(row: Row, broadcasts: bool) -> dict[str, Any]:
     return {"forward": forward, "gradient": gradient, "as_ufunc": as_ufunc}
 
 
-def _scalar_methods(row: Row) -> dict[str, Any]:
+def _scalar_methods(row: Row) -> dict[str, object]:
     """Return the methods of an operator of an array and a number."""
 
     def forward(self: Scalar, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -331,13 +331,13 @@ def _scalar_methods(row: Row) -> dict[str, Any]:
     def as_ufunc(self: Scalar, xp: ArrayNamespace, dtype: DType) -> UfuncCall | None:
         return _ufunc_call(row, xp, dtype, self.scalar) if self.is_int or is_floating(dtype) else None
 
-    methods: dict[str, Any] = {"forward": forward, "gradient": gradient, "as_ufunc": as_ufunc}
+    methods: dict[str, object] = {"forward": forward, "gradient": gradient, "as_ufunc": as_ufunc}
     if (factor := row.factor) is not None:
         methods["multiplier"] = lambda self, shape: factor(self.scalar)
     return methods
 
 
-def _reversed_methods(row: Row) -> dict[str, Any]:
+def _reversed_methods(row: Row) -> dict[str, object]:
     """Return the methods of an operator of a number and an array."""
 
     def forward(self: Scalar, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -357,12 +357,12 @@ def _reversed_methods(row: Row) -> dict[str, Any]:
 
 
 def _make(
-    row: Row, names: tuple[str, ...], base: type[Operator], doc: str, methods: dict[str, Any], **traits: object
+    row: Row, names: tuple[str, ...], base: type[Operator], doc: str, methods: Mapping[str, object], **traits: object
 ) -> None:
     """Register one of a row's operators, if it has names."""
     if not names:
         return
-    body: dict[str, Any] = {"__doc__": doc, "__module__": __name__, "onnx": row.onnx, **methods}
+    body: dict[str, object] = {"__doc__": doc, "__module__": __name__, "onnx": row.onnx, **methods}
     if row.left is None:
         del body["gradient"]
     if base is Scalar:

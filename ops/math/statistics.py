@@ -77,7 +77,7 @@ class Moments(Operator, precision=Precision.FLOAT32, input_named=True):
     axes: Shape | None = option(None, "The axes; None for all.")
     keepdims: bool = option(False, "Keep the reduced axes, with length 1.")
 
-    def reduction_parameters(self) -> dict[str, Any]:
+    def reduction_parameters(self) -> dict[str, object]:
         """Return the axes as parameters of a reduction."""
         return {"axis": self.axes, "keepdims": self.keepdims}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -188,7 +188,7 @@ def _register(row: Row) -> None:
             return clip_ufunc(xp, dtype, 0.0, math.inf)
         return (getattr(xp, formula.ufunc), None) if formula.ufunc is not None and dtype.kind == "f" else None
 
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "__doc__": row.doc,
         "__module__": __name__,
         "forward": forward,

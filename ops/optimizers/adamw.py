@@ -96,7 +96,7 @@ def _register(base: type[Group], mixed: bool) -> None:
             "lr": required("Learning rate."), **_OWN, "wd": option(0.0, "Weight decay."),
             "eta": required("Factor of the whole step."), "clip_gradient": CLIP,
         }  # fmt: skip
-    kinds: dict[str, Any] = dict.fromkeys(fields, float)
+    kinds: dict[str, object] = dict.fromkeys(fields, float)
     kinds.update({key: tuple[float, ...] for key in ("lrs", "wds", "etas") if key in fields})
     if many:
         kinds["num_weights"] = int

@@ -198,7 +198,7 @@ _KINDS: dict[str, tuple[type[Operator], tuple[str, ...], dict[str, tuple[Any, An
 def _register(kind: str, mixed: bool) -> None:
     base, arguments, fields, doc = _KINDS[kind]
     name = ("_multi_" if base is _Many else "") + ("mp_" if mixed else "") + kind
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "__doc__": f"{doc}{', in mixed precision' if mixed else ''}.",
         "__module__": __name__,
         "__annotations__": {key: annotation for key, (_, annotation) in fields.items()},

@@ -165,9 +165,9 @@ class _ByNumbers(_Preloaded):
 def _register(rule: Rule, mixed: bool, preloaded: bool) -> None:
     base: type[Group] = _Preloaded if preloaded else _ByNumbers
     name = f"{'preloaded_' if preloaded else ''}multi_{rule.master if mixed else rule.name}"
-    rates: dict[str, Any] = {"lrs": required("One learning rate per weight."), "wds": required("Weight decays.")}
-    rule_fields: dict[str, Any] = {key: option(value) for key, value in rule.parameters.items()}
-    fields: dict[str, Any] = {
+    rates: dict[str, object] = {"lrs": required("One learning rate per weight."), "wds": required("Weight decays.")}
+    rule_fields: dict[str, object] = {key: option(value) for key, value in rule.parameters.items()}
+    fields: dict[str, object] = {
         **({} if preloaded else rates),
         **rule_fields,
         "rescale_grad": RESCALE,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -214,7 +214,7 @@ def _convolve(run: Run, op: Operator, data: Array, weight: Array, shape: Shape) 
     return total
 
 
-def layer_parameters(op: Operator) -> dict[str, Any]:
+def layer_parameters(op: Operator) -> dict[str, object]:
     """Return the parameters of a convolution or product that define its computation, except the bias."""
     return {name: getattr(op, name) for name in op.parameters if name not in _IGNORED}
 

@@ -7,7 +7,7 @@ folded into the filters, filters get a scale per channel, and the sums are conve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -215,7 +215,7 @@ class SubgraphLayer(Operator, hidden=True, no_gradient=True, heavy=True, multipl
         return self.array_names()[1:count]
 
     def fused_form(
-        self, kinds: Sequence[DType], ranges: Sequence[Range | None], end: dict[str, Any] | None = None
+        self, kinds: Sequence[DType], ranges: Sequence[Range | None], end: Mapping[str, object] | None = None
     ) -> FusedForm | None:
         """Return the operators of this layer for known ranges; None if a range is unknown or no kernel fuses it.
 
@@ -237,7 +237,7 @@ class SubgraphLayer(Operator, hidden=True, no_gradient=True, heavy=True, multipl
         parameters["out_dtype"] = name_of(kinds[-1])
         return FusedForm(filters, self.int8_class, parameters, ends)
 
-    def _activation_parameters(self, unit: np.float32) -> dict[str, Any] | None:
+    def _activation_parameters(self, unit: np.float32) -> dict[str, object] | None:
         """Return the parameters of :class:`Int8` for the activation, at this number of steps per unit, or None."""
         activation = self.activation
         if activation is None:
@@ -325,7 +325,7 @@ class SubgraphConvolution(SubgraphLayer):
         return weight * factor.reshape(-1, *(1,) * (weight.ndim - 1)), arrays["beta"] - factor * mean
 
     def fused_form(
-        self, kinds: Sequence[DType], ranges: Sequence[Range | None], end: dict[str, Any] | None = None
+        self, kinds: Sequence[DType], ranges: Sequence[Range | None], end: Mapping[str, object] | None = None
     ) -> FusedForm | None:
         form = super().fused_form(kinds, ranges, end)
         if form is None or not self.with_sum:
@@ -446,7 +446,7 @@ class SubgraphProduct(SubgraphLayer):
         return (*super().parameters_read(), *self.range_names()[2:])
 
     def fused_form(
-        self, kinds: Sequence[DType], ranges: Sequence[Range | None], end: dict[str, Any] | None = None
+        self, kinds: Sequence[DType], ranges: Sequence[Range | None], end: Mapping[str, object] | None = None
     ) -> FusedForm | None:
         form, activation = super().fused_form(kinds, ranges, end), self.activation
         if form is not None or activation is None:

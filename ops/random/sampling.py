@@ -7,7 +7,7 @@ generator, in push order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -166,20 +166,20 @@ class _ByArrays(_Sampler):
 
 
 def _register(row: _Distribution) -> None:
-    common: dict[str, Any] = {"__module__": __name__, "distribution": row}
-    shape: dict[str, Any] = {
+    common: dict[str, object] = {"__module__": __name__, "distribution": row}
+    shape: dict[str, object] = {
         "shape": option((), "The shape of the samples.", low=0),
         "dtype": option(None, "Their dtype."),
     }
-    types: dict[str, Any] = {"shape": Shape, "dtype": DType | None}
+    types: dict[str, object] = {"shape": Shape, "dtype": DType | None}
     numbers = {name: option(default) for name, default in row.parameters.items()}
     number_types = {name: type(default) for name, default in row.parameters.items()}
 
-    def make(name: str, aliases: tuple[str, ...], base: type[Operator], body: dict[str, Any], doc: str) -> None:
+    def make(name: str, aliases: tuple[str, ...], base: type[Operator], body: Mapping[str, object], doc: str) -> None:
         operator(name, *aliases)(type(name, (base,), {**common, "__doc__": f"{row.doc}{doc}", **body}))
 
     # MXNet's files contain the device of the samples; here it is the bound device.
-    placement: dict[str, Any] = {"shape": shape["shape"], "ctx": option("", "Not used."), "dtype": shape["dtype"]}
+    placement: dict[str, object] = {"shape": shape["shape"], "ctx": option("", "Not used."), "dtype": shape["dtype"]}
     make(
         f"_random_{row.name}",
         (f"random_{row.name}", *row.aliases),

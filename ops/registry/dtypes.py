@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from flowmx.devices.arrays import DType as DType
 from flowmx.errors import TypeInferenceError
 
 try:
@@ -24,7 +25,6 @@ _TABLE: list[tuple[str, int, Any]] = [
     *_BFLOAT16,
 ]  # fmt: skip
 
-DType = np.dtype[Any]
 DTypeLike = npt.DTypeLike | int | None
 """An element type: a name, a NumPy type, a dtype or MXNet's number; None for the default."""
 FLOAT32: DType = np.dtype(np.float32)

@@ -31,7 +31,7 @@ method returns one gradient (or None) for each input except auxiliary states.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
@@ -236,7 +236,7 @@ class Operator:
             cls._interned[key] = instance
         return instance
 
-    def varied(self, changes: dict[str, Any]) -> Operator:
+    def varied(self, changes: Mapping[str, object]) -> Operator:
         """Return the operator with other values of some parameters.
 
         It is not interned: use it for values that change at each call, such as the learning rate of an update.
@@ -250,7 +250,7 @@ class Operator:
         return instance
 
     @classmethod
-    def _convert(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _convert(cls, arguments: Mapping[str, object]) -> dict[str, Any]:
         values = cls._checked(arguments)
         missing = [name for name, parameter in cls.parameters.items() if parameter.required and name not in values]
         if missing:
@@ -259,7 +259,7 @@ class Operator:
         return values
 
     @classmethod
-    def _checked(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _checked(cls, arguments: Mapping[str, object]) -> dict[str, object]:
         """Return arguments, of which some may be missing, in the types of the parameters."""
         values = {}
         for name, value in arguments.items():
@@ -532,7 +532,7 @@ def _is_parameter(cls: type[Operator], name: str) -> bool:
     return is_derived or name in cls.parameters or name == "traits"
 
 
-def _has_zero(values: dict[str, Any]) -> bool:
+def _has_zero(values: Mapping[str, object]) -> bool:
     """Return whether a parameter is a floating-point 0, of either sign."""
     return any(isinstance(value, _FLOATS) and value == 0 for value in values.values())
 

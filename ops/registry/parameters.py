@@ -68,7 +68,7 @@ class Parameter(NamedTuple):
         return self.default is MISSING
 
     @property
-    def choices(self) -> tuple[Any, ...]:
+    def choices(self) -> tuple[object, ...]:
         """The allowed values of an enumerated parameter, otherwise empty."""
         return typing.get_args(self.kind) if typing.get_origin(self.kind) is Literal else ()
 

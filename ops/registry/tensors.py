@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 
-Array: TypeAlias = npt.NDArray[Any]
-"""An array of a device, typed as NumPy's: CuPy's has the same methods."""
+from flowmx.devices.arrays import Array as Array
+from flowmx.devices.arrays import DType
 
 Result = TypeVar("Result", covariant=True)
 
@@ -41,7 +40,7 @@ class Tensor(Protocol):
     def ndim(self) -> int: ...
 
     @property
-    def dtype(self) -> np.dtype[Any] | type[np.generic]: ...
+    def dtype(self) -> DType | type[np.generic]: ...
 
     @property
     def stype(self) -> str: ...
@@ -50,7 +49,7 @@ class Tensor(Protocol):
     def size(self) -> int: ...
 
     @property
-    def element_type(self) -> np.dtype[Any]: ...
+    def element_type(self) -> DType: ...
 
     def reshape(self, *shape: object) -> Tensor: ...
 

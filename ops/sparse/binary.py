@@ -9,19 +9,8 @@ from typing import Any
 import numpy as np
 
 from flowmx.errors import ShapeError
-from flowmx.ops.registry.operators import Operator, Run, Shape, lookup
-from flowmx.ops.sparse.content import (
-    INDEX,
-    Array,
-    Content,
-    Csr,
-    Rows,
-    as_dense,
-    row_numbers,
-    sorted_rows,
-    to_dense,
-    union,
-)
+from flowmx.ops.registry.operators import Array, Operator, Run, Shape, lookup
+from flowmx.ops.sparse.content import INDEX, Content, Csr, Rows, as_dense, row_numbers, sorted_rows, to_dense, union
 from flowmx.ops.sparse.dispatch import AnyContent, Call, SparseKernel, apply_elementwise, sparse_kernel
 from flowmx.ops.sparse.unary import stored_elements_kernel
 

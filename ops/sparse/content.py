@@ -7,15 +7,14 @@ stored rows write to it.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from flowmx.errors import DataError
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Shape
+from flowmx.ops.registry.operators import Array, Shape
 
-Array = np.ndarray[Any, Any]
 INDEX = np.dtype(np.int64)
 """The dtype of all indices; MXNet supports no other."""
 

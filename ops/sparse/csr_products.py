@@ -11,9 +11,9 @@ from flowmx.errors import DataError
 from flowmx.ops.kernels.llvm import sparse as loops
 from flowmx.ops.linalg.dot import product_gradient
 from flowmx.ops.nn.common import needs_gradient
-from flowmx.ops.registry.operators import Run, lookup
+from flowmx.ops.registry.operators import Array, Run, lookup
 from flowmx.ops.registry.tensors import Functions, GradientFunction, Gradients, Tensor, Tensors
-from flowmx.ops.sparse.content import INDEX, Array, Csr, Rows, as_dense, from_dense, row_numbers, to_dense
+from flowmx.ops.sparse.content import INDEX, Csr, Rows, as_dense, from_dense, row_numbers, to_dense
 from flowmx.ops.sparse.dispatch import AnyContent, Call, SparseKernel, sparse_kernel
 from flowmx.ops.sparse.slicing import gather_rows
 

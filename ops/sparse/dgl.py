@@ -9,8 +9,8 @@ import numpy as np
 
 from flowmx.errors import DataError, IndexOutOfRange, ParameterError
 from flowmx.ops.arrays import dgl
-from flowmx.ops.registry.operators import Run
-from flowmx.ops.sparse.content import INDEX, Array, Csr, row_numbers
+from flowmx.ops.registry.operators import Array, Run
+from flowmx.ops.sparse.content import INDEX, Csr, row_numbers
 from flowmx.ops.sparse.dispatch import AnyContent, Call, SparseKernel, sparse_kernel
 from flowmx.ops.sparse.slicing import row_range, select_elements, take_rows
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from flowmx.ops.registry.kernels import compute_operator
-from flowmx.ops.registry.operators import Operator, Run, Shape
-from flowmx.ops.sparse.content import Array, Content
+from flowmx.ops.registry.operators import Array, Operator, Run, Shape
+from flowmx.ops.sparse.content import Content
 
 AnyContent = Array | Content
 """The content of a dense or of a sparse array."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from flowmx.ops.arrays.linear import shape_of
-from flowmx.ops.registry.operators import Run, lookup
+from flowmx.ops.registry.operators import Array, Run, lookup
 from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
-from flowmx.ops.sparse.content import INDEX, Array, Rows
+from flowmx.ops.sparse.content import INDEX, Rows
 from flowmx.ops.sparse.dispatch import AnyContent, Call, SparseKernel, run_kernel, sparse_kernel
 from flowmx.ops.sparse.slicing import gather_rows
 

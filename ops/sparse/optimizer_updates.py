@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from flowmx.ops.kernels.llvm import row_updates as loops
-from flowmx.ops.registry.operators import Run, Shape
-from flowmx.ops.sparse.content import INDEX, Array, Rows, to_dense
+from flowmx.ops.registry.operators import Array, Run, Shape
+from flowmx.ops.sparse.content import INDEX, Rows, to_dense
 from flowmx.ops.sparse.dispatch import AnyContent, Call, SparseKernel, run_kernel, sparse_kernel
 
 _LAZY = ("sgd_update", "sgd_mom_update", "adam_update", "mp_sgd_update", "mp_sgd_mom_update")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from flowmx.errors import ParameterError
-from flowmx.ops.registry.operators import Run
+from flowmx.ops.registry.operators import Array, Run
 from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
-from flowmx.ops.sparse.content import Array, Csr, Rows, row_numbers
+from flowmx.ops.sparse.content import Csr, Rows, row_numbers
 from flowmx.ops.sparse.dispatch import AnyContent, Call, SparseKernel, sparse_kernel
 from flowmx.ops.sparse.slicing import gather_rows
 

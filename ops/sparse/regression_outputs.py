@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from flowmx.ops.registry.operators import Run
-from flowmx.ops.sparse.content import Array, Csr, to_dense
+from flowmx.ops.registry.operators import Array, Run
+from flowmx.ops.sparse.content import Csr, to_dense
 from flowmx.ops.sparse.dispatch import AnyContent, Call, SparseKernel, run_kernel, sparse_kernel
 
 _NAMES = ("LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput")
@@ -21,7 +19,7 @@ def _regression(call: Call) -> SparseKernel | None:
         return None
 
     def compute(run: Run, data: Array, label: Csr) -> AnyContent:
-        out: np.ndarray[Any, Any] = np.empty(data.shape, data.dtype)
+        out: Array = np.empty(data.shape, data.dtype)
         run_kernel(op, run, [data, to_dense(label, shape)], out)
         return out
 

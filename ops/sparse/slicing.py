@@ -7,8 +7,8 @@ from typing import cast
 import numpy as np
 
 from flowmx.errors import IndexOutOfRange, ParameterError
-from flowmx.ops.registry.operators import Run
-from flowmx.ops.sparse.content import INDEX, Array, Csr, Rows, as_dense, distinct, to_dense
+from flowmx.ops.registry.operators import Array, Run
+from flowmx.ops.sparse.content import INDEX, Csr, Rows, as_dense, distinct, to_dense
 from flowmx.ops.sparse.dispatch import AnyContent, Call, SparseKernel, sparse_kernel
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from flowmx.contrib.onnx.converters import need_onnx
+from flowmx.ops.registry.operators import Array
 
-Array = np.ndarray[Any, Any]
 Attributes = dict[str, Any]
 Evaluator = Callable[[Sequence[Array | None], Attributes, int], Array | None]
 

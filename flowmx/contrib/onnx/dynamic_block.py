@@ -98,7 +98,7 @@ class DynamicBlock(HybridBlock):
         self._outputs = [value.name for value in model.graph.output]
         self._stages: dict[Any, _Stage] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**super().__getstate__(), "_stages": {}, "_lock": None}
 
     def __setstate__(self, state: Mapping[str, object]) -> None:

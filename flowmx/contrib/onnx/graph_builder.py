@@ -10,6 +10,7 @@ import numpy as np
 
 from flowmx.contrib.onnx.converters import need_onnx
 from flowmx.contrib.onnx.names import Names
+from flowmx.ops.registry.operators import Array
 
 
 @dataclass
@@ -33,11 +34,11 @@ class Steps:
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
-        self.constants: dict[str, np.ndarray[Any, Any]] = {}
+        self.constants: dict[str, Array] = {}
         self._names: dict[Any, str] = {}
         self.fresh = Names().fresh
 
-    def constant(self, value: np.ndarray[Any, Any], name: str = "constant") -> str:
+    def constant(self, value: Array, name: str = "constant") -> str:
         """Add a constant and return its name; equal constants are stored once."""
         key = (str(value.dtype), value.shape, value.tobytes())
         if key not in self._names:

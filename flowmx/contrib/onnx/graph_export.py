@@ -16,7 +16,7 @@ from flowmx.graph import infer
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.graph.quantizing.known_ranges import Ends, known_bounds
 from flowmx.ndarray import NDArray
-from flowmx.ops.registry.operators import DType
+from flowmx.ops.registry.operators import Array, DType
 from flowmx.symbol import Symbol
 
 Params = Mapping[str, NDArray]
@@ -91,7 +91,7 @@ class GraphExport:
                     step.rename(value, name)
         self.steps.steps += site.steps
 
-    def content(self, entry: Entry) -> np.ndarray[Any, Any]:
+    def content(self, entry: Entry) -> Array:
         """Compute an entry that depends only on parameters.
 
         Raises:
@@ -106,7 +106,7 @@ class GraphExport:
         values = {name: self._params[name] for name in symbol.list_arguments()}
         auxiliary = {name: self._params[name] for name in symbol.list_auxiliary_states()}
         (array,) = symbol.bind(None, values, grad_req="null", aux_states=auxiliary).forward()
-        content: np.ndarray[Any, Any] = array.asnumpy()
+        content: Array = array.asnumpy()
         return content
 
     @cached_property

@@ -13,7 +13,7 @@ from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.contrib.onnx.converters import ONNXError, Unsupported, importers, need_onnx
 from flowmx.contrib.onnx.dynamic_lengths import Lengths, Varying, combine, trial
-from flowmx.contrib.onnx.import_constants import Array, Known, Numbers, Values, fold
+from flowmx.contrib.onnx.import_constants import Known, Numbers, Values, fold
 from flowmx.contrib.onnx.names import Names
 from flowmx.contrib.onnx.node_import import NodeImport
 from flowmx.contrib.onnx.opsets import definition
@@ -22,6 +22,7 @@ from flowmx.graph import infer
 from flowmx.graph.node import Entry, Node
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.dtypes import DType, as_dtype
+from flowmx.ops.registry.operators import Array
 from flowmx.serialization.atomic import read_from
 from flowmx.symbol import Symbol
 from flowmx.symbol.functions import op
@@ -358,9 +359,9 @@ def title(node: Any) -> str:
     return f"{node.name or ', '.join(node.output)!r} ({kind})"
 
 
-def declared_dtype(value: Any) -> np.dtype[Any]:
+def declared_dtype(value: Any) -> DType:
     """Return the dtype of an input or output."""
-    dtype: np.dtype[Any] = np.dtype(need_onnx().helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+    dtype: DType = np.dtype(need_onnx().helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
     return dtype
 
 

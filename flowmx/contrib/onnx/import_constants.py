@@ -15,9 +15,9 @@ import numpy as np
 from flowmx.contrib.onnx.constant_folding import evaluate
 from flowmx.contrib.onnx.converters import need_onnx
 from flowmx.contrib.onnx.dynamic_lengths import Lengths, trial
+from flowmx.ops.registry.operators import Array
 from flowmx.symbol import Symbol
 
-Array = np.ndarray[Any, Any]
 RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
 
 

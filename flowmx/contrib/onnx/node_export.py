@@ -12,7 +12,7 @@ from flowmx.contrib.onnx.dynamic_lengths import Length, Lengths, Varying
 from flowmx.contrib.onnx.graph_builder import Step, tensor_type
 from flowmx.contrib.onnx.opsets import definition
 from flowmx.graph.node import Entry, Node
-from flowmx.ops.registry.operators import DType
+from flowmx.ops.registry.operators import Array, DType
 
 if TYPE_CHECKING:
     from flowmx.contrib.onnx.graph_export import GraphExport
@@ -77,7 +77,7 @@ class NodeExport:
         op = self._node.inputs[index].node.op
         return None if op is None else op.name
 
-    def content(self, index: int) -> np.ndarray[Any, Any]:
+    def content(self, index: int) -> Array:
         """Return the content of an input that depends only on parameters.
 
         Raises:
@@ -140,13 +140,13 @@ class NodeExport:
             array = array.astype(self.dtype() if array.dtype.kind == "f" else np.int64)
         return self._graph.steps.constant(array, f"{self._node.name}.constant")
 
-    def own_constant(self, name: str, value: np.ndarray[Any, Any]) -> str:
+    def own_constant(self, name: str, value: Array) -> str:
         """Add a constant that is not shared with other nodes."""
         name = self._graph.steps.fresh(name)
         self._graph.steps.constants[name] = value
         return name
 
-    def number(self, value: float, index: int = 0) -> np.ndarray[Any, Any]:
+    def number(self, value: float, index: int = 0) -> Array:
         """Return a number in the dtype of an input."""
         return np.asarray(value, self.dtype(index))
 

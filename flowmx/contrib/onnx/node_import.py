@@ -9,12 +9,12 @@ import numpy as np
 
 from flowmx.contrib.onnx.converters import Unsupported, ValueNeeded, counterparts, need_onnx
 from flowmx.contrib.onnx.dynamic_lengths import Length, Lengths, Varying
-from flowmx.contrib.onnx.import_constants import Array, Known, Values
+from flowmx.contrib.onnx.import_constants import Known, Values
 from flowmx.contrib.onnx.opsets import definition
 from flowmx.contrib.onnx.reshape_codes import reshape_codes
 from flowmx.errors import MXNetError, ShapeError
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import lookup
+from flowmx.ops.registry.operators import Array, lookup
 from flowmx.symbol import Symbol
 from flowmx.symbol.functions import op
 

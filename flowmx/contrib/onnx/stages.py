@@ -16,11 +16,11 @@ import numpy as np
 
 from flowmx.contrib.onnx.converters import ONNXError, ShapeByContent, Unsupported, ValueNeeded, need_onnx
 from flowmx.contrib.onnx.graph_import import GraphImport, cannot_import, title
-from flowmx.contrib.onnx.import_constants import Array, Known, Values
+from flowmx.contrib.onnx.import_constants import Known, Values
 from flowmx.contrib.onnx.names import Names
 from flowmx.errors import MXNetError
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Shape
+from flowmx.ops.registry.operators import Array, Shape
 from flowmx.symbol import Symbol
 
 _CONDITIONS = {"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf"}

@@ -94,7 +94,7 @@ class Vocabulary:
         return tokens if isinstance(indices, list) else tokens[0]
 
 
-def _frequent(counter: Counter[Any], limit: int | None, min_freq: int, excluded: set[Any]) -> list[Any]:
+def _frequent(counter: Counter[Any], limit: int | None, min_freq: int, excluded: set[object]) -> list[Any]:
     """Return the tokens by decreasing frequency; equally frequent tokens are sorted."""
     by_frequency = sorted(sorted(counter.items()), key=lambda item: -item[1])
     tokens = [token for token, count in by_frequency if count >= min_freq and token not in excluded]

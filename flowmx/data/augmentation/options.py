@@ -258,7 +258,7 @@ class DetAugmentOptions(Options):
         """The samplers of crops."""
         samplers = []
         for index in range(max(0, self.num_crop_sampler)):
-            ranges: list[Any] = [
+            ranges: list[object] = [
                 (self._option(f"min_{kind}", index), self._option(f"max_{kind}", index)) for kind in _CROPS
             ]
             samplers.append(CropSampler._make([*ranges, self._option("max_crop_trials", index)]))

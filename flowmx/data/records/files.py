@@ -135,7 +135,7 @@ class MXRecordIO:
     def __del__(self) -> None:
         self.close()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return the state without open files; a writable file is closed, because opening it again empties it."""
         if self.writable:
             self.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flowmx import settings
@@ -25,7 +25,7 @@ def _is_skipped(error: BaseException) -> bool:
 def make(
     dataset: Any,
     batchify_fn: Callable[[list[Any]], Any],
-    samples: list[Any],
+    samples: Sequence[object],
     number: int,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 from flowmx import ndarray as nd
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.dtypes import DTypeLike
+from flowmx.ops.registry.operators import Array
 
 __all__ = ["Append", "AsList", "Group", "Pad", "Stack", "default_batchify_fn", "default_mp_batchify_fn"]
 
@@ -56,7 +57,7 @@ def _expect_equal(values: Sequence[object], noun: str) -> None:
         )
 
 
-def _as_array(values: np.ndarray[Any, Any]) -> NDArray:
+def _as_array(values: Array) -> NDArray:
     """Make an NDArray from newly allocated memory, without a copy."""
     if values.dtype == object or values.dtype.kind in "US":
         raise ValueError(

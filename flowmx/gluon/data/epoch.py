@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +131,7 @@ class SyncEpoch(Epoch):
     def _task(self) -> tuple[int, list[Any]] | None:
         return self.position.take() if self.loader is not None else None
 
-    def _make_batch(self, number: int, samples: list[Any]) -> Any:
+    def _make_batch(self, number: int, samples: Sequence[object]) -> Any:
         try:
             with seeds.seeded_block(self._batch_seed(number)):
                 return self._make(samples, number)

@@ -103,7 +103,7 @@ def seeded_block(seed: int) -> Iterator[None]:
     Python's and NumPy's generators are not seeded, because in MXNet a loader without workers draws from them too.
     """
     stream = device_of(current_context()).generator
-    saved: list[Any] = []
+    saved: list[object] = []
     _push_on_generator(partial(_save, stream, saved))
     try:
         with _seeded_flowmx(seed):

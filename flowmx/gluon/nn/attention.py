@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
 from flowmx import ndarray as nd
@@ -236,7 +236,7 @@ def _causal(F: Any, rows: Any, columns: Any, places: Any) -> Any:
     return F.broadcast_lesser_equal(F.Reshape(columns, shape=(1, 1, -1)), rows)
 
 
-def _check(block: MultiHeadAttention, inputs: dict[str, Any], cache: Any) -> None:
+def _check(block: MultiHeadAttention, inputs: Mapping[str, object], cache: Any) -> None:
     """Raise a ShapeError if the shape of an array does not fit the others."""
     shapes = {name: each.shape for name, each in inputs.items() if isinstance(each, NDArray)}
     query, key = shapes.get("query", ()), shapes.get("key", shapes.get("query", ()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 from flowmx.gluon.hybrid import HybridBlock, Layer
@@ -220,6 +221,6 @@ def _vector(block: HybridBlock, name: str, length: int, init: object, learned: b
     )  # fmt: skip
 
 
-def _norm_text(block: Any, parameters: dict[str, Any]) -> str:
+def _norm_text(block: Any, parameters: Mapping[str, object]) -> str:
     options = ", ".join(f"{key}={value!r}" for key, value in parameters.items())
     return f"{type(block).__name__}({options}, in_channels={block.gamma.shape[0] or None})"

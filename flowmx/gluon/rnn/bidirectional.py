@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from flowmx import ndarray as nd
@@ -77,7 +77,7 @@ class BidirectionalCell(HybridRecurrentCell):
             outputs = merged if merge else sequences.steps(merged, length, layout)
         return outputs, forward_states + backward_states
 
-    def _concatenate(self, forward: object, backward: list[Any], layout: str, merge: bool) -> Any:
+    def _concatenate(self, forward: object, backward: Sequence[object], layout: str, merge: bool) -> Any:
         F, prefix = sequences.namespace(backward), self._output_prefix
         if merge:
             return F.concat(forward, sequences.merge_steps(backward, layout), dim=2, name=f"{prefix}out")

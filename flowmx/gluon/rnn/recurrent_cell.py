@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from flowmx import ndarray as nd
@@ -126,13 +126,13 @@ class HybridRecurrentCell(RecurrentCell, HybridBlock):
     """A recurrent cell that can be hybridized."""
 
 
-def make_state(func: Callable[..., object], name: str, info: dict[str, Any], kwargs: dict[str, Any]) -> Any:
+def make_state(func: Callable[..., object], name: str, info: Mapping[str, object], kwargs: Mapping[str, object]) -> Any:
     """Make an initial state from ``state_info`` and the caller's arguments."""
     return func(**_accepted_arguments(func, {"name": name, **info, **kwargs}, kwargs))
 
 
 def _accepted_arguments(
-    func: Callable[..., object], arguments: dict[str, Any], always: dict[str, Any]
+    func: Callable[..., object], arguments: dict[str, Any], always: Mapping[str, object]
 ) -> dict[str, Any]:
     """Return the arguments that a function accepts: arrays have no names and layouts, unlike symbols."""
     parameters = inspect.signature(func).parameters

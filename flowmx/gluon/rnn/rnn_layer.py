@@ -174,7 +174,7 @@ class _RNNLayer(HybridBlock):
         return output if states is None else (output, last)
 
     def _forward_kernel(
-        self, F: Any, inputs: Any, states: list[Any], sequence_length: Any, **params: Any
+        self, F: Any, inputs: Any, states: Sequence[object], sequence_length: Any, **params: Any
     ) -> tuple[Any, list[Any]]:
         """Compute the outputs and the last states."""
         data = F.swapaxes(inputs, 0, 1) if self._layout == "NTC" else inputs

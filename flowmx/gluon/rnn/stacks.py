@@ -55,7 +55,7 @@ class _CellStack(RecurrentCell):
 
     def _step(self, inputs: object, states: object) -> tuple[Any, list[Any]]:
         """Compute a step: the input of a cell is the output of the previous one."""
-        next_states: list[Any] = []
+        next_states: list[object] = []
         for cell, cell_states in self._cells_and_states(states):
             inputs, new_states = cell(inputs, cell_states)
             next_states += new_states

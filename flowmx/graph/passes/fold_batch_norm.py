@@ -71,7 +71,7 @@ def _fold(rewriter: Rewriter, layer: Node, norm: Node) -> None:
     op = norm.op
     assert isinstance(op, BatchStatistics)
     data, weight, *bias = map(rewriter.new, layer.inputs)
-    parameters: dict[str, Any] = {"eps": op.eps, "fix_gamma": op.fix_gamma, "biased": bool(bias)}
+    parameters: dict[str, object] = {"eps": op.eps, "fix_gamma": op.fix_gamma, "biased": bool(bias)}
     scale_and_shift = ScaleAndShift.create(**parameters)
     numbers = rewriter.make(scale_and_shift, [*map(rewriter.new, norm.inputs[1:]), *bias], norm)
     folded = fused_operator(layer, no_bias=False, scaled=True, activation=NORMALIZATIONS[type(op)])

@@ -243,7 +243,7 @@ def _fuse_addend(rewriter: Rewriter, group: _Group, user: Node, end: Entry) -> b
 def _replace_group(rewriter: Rewriter, group: _Group, last: Node) -> None:
     """Replace a layer and its group with one node, at the position of the last."""
     layer, entries = group.layer, [rewriter.new(entry) for entry in group.layer.inputs]
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     if group.bias is not None:
         entries.insert(2, _as_vector(rewriter, rewriter.new(group.bias), last))
         changes["no_bias"] = False

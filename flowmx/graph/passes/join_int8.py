@@ -223,7 +223,7 @@ class _Joining:
         out_scale, shift, factor = 1.0, 0.0, 0.0
         if quantize is not None:
             out_scale, shift = quantize.scale, float(quantize.zero)
-        parameters: dict[str, Any] = {**layer_parameters(op), "scaled": True, "no_bias": False}
+        parameters: dict[str, object] = {**layer_parameters(op), "scaled": True, "no_bias": False}
         if addend is not None:
             assert isinstance(addend.op, DequantizeLinear)
             factor = addend.op.scale / out_scale

@@ -38,7 +38,7 @@ def with_parameters(node: Node, inputs: tuple[Entry, ...], **parameters: str) ->
     """Return a copy of a node with other inputs and additional parameters."""
     op = node.op
     assert op is not None
-    values: dict[str, Any] = {name: getattr(op, name) for name in op.attributes()}
+    values: dict[str, object] = {name: getattr(op, name) for name in op.attributes()}
     if op.subgraphs:
         values["subgraphs"] = op.subgraphs
     new_op = lookup(op.name).create(**{**values, **parameters})

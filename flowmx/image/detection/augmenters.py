@@ -16,8 +16,9 @@ from flowmx.data.augmentation import box_geometry
 from flowmx.image import augmenters, functions
 from flowmx.image.augmenters import Augmenter, AugmenterBase, ShuffledList
 from flowmx.ndarray import NDArray
+from flowmx.ops.registry.operators import Array
 
-Label = np.ndarray[Any, Any]
+Label = Array
 
 
 class DetAugmenter(AugmenterBase):

@@ -14,7 +14,7 @@ import contextvars
 import shutil
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -112,7 +112,7 @@ class TaskProcess:
                 return
             await asyncio.sleep(CHECK_INTERVAL)
 
-    def _event(self, message: dict[str, Any]) -> None:
+    def _event(self, message: Mapping[str, object]) -> None:
         self.worker.log_event(self.topic, {"key": self.key, "name": self.spec.name, **message})
 
     async def _send_views(self) -> None:

@@ -64,7 +64,7 @@ class Pods:
             )
 
 
-def manifest(plan: Plan, pods: Pods, secret: str = "") -> dict[str, Any]:
+def manifest(plan: Plan, pods: Pods, secret: str = "") -> dict[str, object]:
     """Build the manifest: a List of objects for ``kubectl apply -f``.
 
     Args:
@@ -94,7 +94,7 @@ def _metadata(pods: Pods, role: str = "") -> dict[str, Any]:
     return {"name": f"{pods.name}-{role}" if role else pods.name, "labels": labels, **place}
 
 
-def _service(pods: Pods) -> dict[str, Any]:
+def _service(pods: Pods) -> dict[str, object]:
     """Return the headless Service that gives pods their DNS names."""
     spec = {
         "clusterIP": "None",
@@ -122,7 +122,7 @@ def _jobset(pods: Pods, jobs: list[dict[str, Any]]) -> dict[str, Any]:
     return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _metadata(pods), "spec": spec}
 
 
-def _job(plan: Plan, pods: Pods, role: str, count: int) -> dict[str, Any]:
+def _job(plan: Plan, pods: Pods, role: str, count: int) -> dict[str, object]:
     is_elastic = plan.policy == "elastic"
     metadata = _metadata(pods, role)
     pod = {
@@ -141,16 +141,16 @@ def _job(plan: Plan, pods: Pods, role: str, count: int) -> dict[str, Any]:
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
 
 
-def _security(pods: Pods) -> dict[str, Any]:
+def _security(pods: Pods) -> dict[str, object]:
     """Return a pod's security context. All containers are in the group of its volumes, so they can read the secret."""
-    context: dict[str, Any] = {"fsGroup": pods.user or _GROUP, "fsGroupChangePolicy": "OnRootMismatch"}
+    context: dict[str, object] = {"fsGroup": pods.user or _GROUP, "fsGroupChangePolicy": "OnRootMismatch"}
     if pods.user is None:
         return context
     user = {"runAsNonRoot": True, "runAsUser": pods.user, "runAsGroup": pods.user}
     return {**context, **user, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
-def _container(plan: Plan, pods: Pods, role: str) -> dict[str, Any]:
+def _container(plan: Plan, pods: Pods, role: str) -> dict[str, object]:
     options = {
         "--role": role, "--scheduler": pods.scheduler, "--workers": str(plan.workers), "--servers": str(plan.servers),
         "--server-port": str(SERVER_PORT), "--policy": plan.policy, "--job": plan.job,
@@ -158,7 +158,7 @@ def _container(plan: Plan, pods: Pods, role: str) -> dict[str, Any]:
     if plan.snapshot:
         options |= {"--snapshot": plan.snapshot, "--snapshot-every": str(plan.snapshot_every)}
     command = ["python", "-m", "flowmx", "node", *(word for pair in options.items() for word in pair)]
-    container: dict[str, Any] = {
+    container: dict[str, object] = {
         "name": role,
         "image": pods.image,
         "command": [*command, "--", *plan.command],

@@ -19,6 +19,7 @@ from flowmx.kvstore.server.prior_state import read_prior_state
 from flowmx.kvstore.server.protocol import Part
 from flowmx.kvstore.server.store import Array, Slice, name_of
 from flowmx.kvstore.server.wire import part_of
+from flowmx.ops.registry.dtypes import DType
 
 __all__ = ["MAX_GROUPS", "Group", "Groups", "JoinedRequest", "Layout", "compute_layout"]
 
@@ -37,7 +38,7 @@ class Layout(NamedTuple):
         shapes: the shape of each part's value.
     """
 
-    dtype: np.dtype[Any]
+    dtype: DType
     size: int
     starts: list[int]
     stops: list[int]

@@ -19,6 +19,7 @@ from flowmx.kvstore.server.store import KIND, States, Value
 from flowmx.kvstore.shards import Key, Range
 from flowmx.kvstore.spaces import format_key, local_key, space_of
 from flowmx.kvstore.state_parts import join, merge_progress, merge_trees
+from flowmx.ops.registry.operators import Array
 from flowmx.optimizer import states_file
 
 __all__ = ["Inheritance", "covers"]
@@ -165,7 +166,7 @@ def _overlap(piece: SavedRecord, span: Range) -> bool:
     return empty or max(piece.range.start, span.start) < min(piece.range.stop, span.stop)
 
 
-def _within(array: object, piece: SavedRecord, span: Range) -> np.ndarray[Any, Any]:
+def _within(array: object, piece: SavedRecord, span: Range) -> Array:
     """Return the elements of a piece's array that are in a range."""
     begin = span.start if piece.range is None else piece.range.start
     end = span.stop if piece.range is None else piece.range.stop
@@ -179,13 +180,13 @@ def _states(whole: Key, pieces: Sequence[SavedRecord], span: Range, kind: str) -
     contents = [states_file.loads(piece.record.value.states) for piece in pieces if piece.record.value.states]
     if not contents or len(contents) != len(pieces):
         return States()
-    progress: dict[str, Any] = {"num_update": 0, "counts": []}
+    progress: dict[str, object] = {"num_update": 0, "counts": []}
     for content in contents:
         progress = merge_progress(progress, content.progress)
     states: Mapping[Any, Any] = {}
     if all(key in content.states for content in contents):
 
-        def cut(arrays: list[Any]) -> Any:
+        def cut(arrays: Sequence[object]) -> Any:
             sizes = [piece.record.value.array.size for piece in pieces]
             if join(arrays, sizes) is None:  # not one element per element of the weight
                 return nd.from_numpy(np.array(arrays[0]))

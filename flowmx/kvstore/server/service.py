@@ -414,7 +414,7 @@ class KVServer:
                     "lost",
                 )
 
-    async def _configure(self, config: dict[str, Any]) -> Message:
+    async def _configure(self, config: Mapping[str, object]) -> Message:
         version, current = self.core.recovery.common
         if config != current:
             self.effects.run(self.core.configure(None, config))
@@ -456,7 +456,7 @@ class KVServer:
 
     def _push_with_layout(self, worker: str, joined: JoinedRequest, layout: Layout, pulls: bool) -> Response:
         assert joined.tensor is not None
-        gradients: list[Any] = list(layout.slices(joined.tensor))
+        gradients: list[object] = list(layout.slices(joined.tensor))
         for position, before in enumerate(joined.before):
             if before:
                 gradients[position] = OrderedGradient(gradients[position], before)

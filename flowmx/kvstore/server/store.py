@@ -17,7 +17,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from flowmx import ndarray as nd
 from flowmx import settings
@@ -29,6 +28,8 @@ from flowmx.kvstore.server.optimizers import InstalledOptimizer, Optimizers
 from flowmx.kvstore.shards import Key
 from flowmx.kvstore.spaces import PLAIN, local_key
 from flowmx.ndarray import NDArray
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array
 from flowmx.optimizer import states_file
 from flowmx.optimizer.base_optimizer import from_config
 from flowmx.optimizer.update_counts import set_progress
@@ -49,7 +50,6 @@ __all__ = [
     "shape_of",
 ]
 
-Array: TypeAlias = npt.NDArray[Any]
 
 Slice: TypeAlias = tuple[Array, int, int, tuple[int, ...]]
 """An array within a longer 1-dimensional array: that array, the start and end, and the shape."""
@@ -95,7 +95,7 @@ _BLOCK = 1 << 16
 
 
 @cache
-def name_of(dtype: np.dtype[Any]) -> str:
+def name_of(dtype: DType) -> str:
     """Return NumPy's name of a dtype; cached, since NumPy takes microseconds to compute it."""
     return dtype.name
 

@@ -70,7 +70,7 @@ def part_of(fields: Sequence[Any]) -> p.Part:
     raise WireError(f"{text}, not {list(fields)!r}"[:500])
 
 
-def pack_record(record: p.Record, tensors: Tensors) -> dict[str, Any]:
+def pack_record(record: p.Record, tensors: Tensors) -> dict[str, object]:
     """Encode a record; append its tensors to `tensors`."""
     return {
         "part": list(record.part),
@@ -116,13 +116,13 @@ def _unpack_value(count: int, tensors: Tensors, failure: str = "") -> Value:
     return value
 
 
-def _pack_step(message: p.StepSent, tensors: Tensors) -> dict[str, Any]:
+def _pack_step(message: p.StepSent, tensors: Tensors) -> dict[str, object]:
     step = message.step
     before: Sequence[Any] = ()
     if isinstance(step.merged, OrderedGradient):
         before = step.merged.before
         step = step._replace(merged=step.merged.gradient)
-    header: dict[str, Any] = {
+    header: dict[str, object] = {
         "part": list(message.part),
         "term": message.term,
         "step": [step.kind, step.number, step.worker, step.turn, list(step.member or ()), step.start],
@@ -175,7 +175,7 @@ def _unpack_step(header: dict[str, Any], tensors: Tensors) -> p.StepSent:
     return p.StepSent(header["epoch"], part_of(header["part"]), count_of(header["term"]), step)
 
 
-def _pack_steps(message: p.StepsSent, tensors: Tensors) -> dict[str, Any]:
+def _pack_steps(message: p.StepsSent, tensors: Tensors) -> dict[str, object]:
     """Encode many updates: their sums as one tensor, and common marks only once."""
     marks: dict[tuple[tuple[str, int], ...], int] = {}
     parts = [
@@ -204,7 +204,7 @@ def _unpack_steps(header: dict[str, Any], tensors: Tensors) -> p.StepsSent:
     return message
 
 
-def _pack_tell(message: p.Tell, tensors: Tensors) -> dict[str, Any]:
+def _pack_tell(message: p.Tell, tensors: Tensors) -> dict[str, object]:
     parts = [[*part, *version] for part, version in message.parts.items()]
     return {"home": message.home, "parts": parts, "common": list(message.common)}
 

@@ -20,6 +20,7 @@ from flowmx.kvstore.simulation.server import Channel, Server
 from flowmx.kvstore.worker.keys import KeyState
 from flowmx.kvstore.worker.outbox import Exchange, Item
 from flowmx.kvstore.worker.sender import Sender
+from flowmx.ops.registry.operators import Array
 
 __all__ = ["Setting", "simulate"]
 
@@ -163,7 +164,7 @@ class _Servers:
         return False
 
 
-def _memory(entry: KeyState) -> list[tuple[Tensor, np.ndarray[Any, Any]]]:
+def _memory(entry: KeyState) -> list[tuple[Tensor, Array]]:
     """Return a gradient and a target for each shard; nothing ever writes to them."""
     arrays = [np.empty(entry.shape_of(shard), entry.dtype) for shard in entry.shards]
     return [(Tensor.of(array), array) for array in arrays]

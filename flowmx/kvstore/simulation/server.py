@@ -16,6 +16,7 @@ from flowmx.kvstore.server.store import Store, Value
 from flowmx.kvstore.simulation.network import Cpu, Fabric
 from flowmx.kvstore.simulation.profile import Costs
 from flowmx.kvstore.worker.keys import KeyState
+from flowmx.ops.registry.operators import Array
 
 __all__ = ["Channel", "Server"]
 
@@ -111,7 +112,7 @@ class Channel:
         operation: str,
         header: dict[str, Any],
         tensors: Sequence[Tensor] = (),
-        into: Sequence[np.ndarray[Any, Any]] | None = None,
+        into: Sequence[Array] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
         sent: Callable[[], object] = lambda: None,
     ) -> Message:

@@ -11,10 +11,9 @@ import numpy as np
 
 from flowmx.engine import Variable
 from flowmx.kvstore.shards import Key, Range, Shard
+from flowmx.ops.registry.operators import Array
 
 __all__ = ["KeyState"]
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(eq=False)

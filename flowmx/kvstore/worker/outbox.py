@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from flowmx.comm.frames import Tensor
 from flowmx.kvstore.shards import Shard
 from flowmx.kvstore.worker.actor import Deferred
+from flowmx.ops.registry.operators import Array
 
 if TYPE_CHECKING:
     from flowmx.kvstore.worker.coalescing import Group
@@ -78,7 +77,7 @@ class Item:
     exchanges: list[Exchange]
     tensor: Tensor | None = None
     packing: Mapping[str, Any] | None = None
-    target: np.ndarray[Any, Any] | None = None
+    target: Array | None = None
     group: Group | None = None
     before: list[Any] | None = None
 

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
-
 from flowmx import settings
 from flowmx.comm.errors import CommError, Refused, WireError
 from flowmx.comm.frames import Message, Tensor
@@ -21,6 +19,7 @@ from flowmx.kvstore.worker.coalescing import Group, one_or_all
 from flowmx.kvstore.worker.outbox import Item, Outbox
 from flowmx.kvstore.worker.servers import Servers
 from flowmx.observability.flight import messages
+from flowmx.ops.registry.operators import Array
 
 __all__ = ["HOLD_DELAY", "LOCAL_FACTOR", "UPLOADS", "Sender", "pushes_of"]
 
@@ -237,7 +236,7 @@ class Sender:
         tensors = [] if item.tensor is None else [item.tensor]
         targets = None if item.target is None else [item.target]
         acknowledged = one_or_all([self._acknowledged.get((key, piece), 0) for key, piece, _ in group.parts])
-        header: dict[str, Any] = {
+        header: dict[str, object] = {
             "joined": True,
             "group": group.number,
             "numbers": item.number,
@@ -275,7 +274,7 @@ class Sender:
             self._acknowledged[part] = max(self._acknowledged.get(part, 0), number)
 
 
-def _summarize(bundle: list[Item]) -> dict[str, Any]:
+def _summarize(bundle: list[Item]) -> dict[str, object]:
     keys = [key for item in bundle for key in ([item.shard.key] if item.group is None else _keys_of(item.group))]
     names = [str(key) for key in itertools.islice(dict.fromkeys(keys), _MAX_KEYS)]
     response_bytes = sum(item.target.nbytes for item in bundle if item.target is not None)
@@ -295,7 +294,7 @@ def pushes_of(item: Item) -> list[tuple[Key, int, int]]:
     return [(key, piece, number) for (key, piece, _), number in zip(item.group.parts, numbers, strict=True)]
 
 
-def _target(item: Item) -> np.ndarray[Any, Any]:
+def _target(item: Item) -> Array:
     assert item.target is not None
     return item.target
 

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-import numpy as np
-
 from flowmx.comm.errors import Busy, PeerGone, Refused
 from flowmx.comm.frames import Message, Tensor
 from flowmx.comm.notifier import Notifier
@@ -18,6 +16,7 @@ from flowmx.comm.outage import Outage
 from flowmx.comm.shared_memory import PeerMemory
 from flowmx.comm.view import Member, View
 from flowmx.errors import KVStoreError
+from flowmx.ops.registry.operators import Array
 
 __all__ = ["Channel", "Connect", "Servers", "primary"]
 
@@ -38,7 +37,7 @@ class Channel(Protocol):
         operation: str,
         header: dict[str, Any],
         tensors: Sequence[Tensor] = (),
-        into: Sequence[np.ndarray[Any, Any]] | None = None,
+        into: Sequence[Array] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
         sent: Callable[[], object] = ...,
     ) -> Message:
@@ -132,7 +131,7 @@ class Servers:
         operation: str,
         header: dict[str, Any],
         tensors: Sequence[Tensor] = (),
-        into: Sequence[np.ndarray[Any, Any]] | None = None,
+        into: Sequence[Array] | None = None,
         sent: Callable[[], object] = lambda: None,
     ) -> Message:
         """Call an operation of the server of a home; retry until it answers, so the operation may run more than once.
@@ -172,7 +171,7 @@ class Servers:
 
     async def _try_call(
         self, home: int, member: Member, operation: str, header: dict[str, Any], tensors: Sequence[Tensor],
-        into: Sequence[np.ndarray[Any, Any]] | None, seconds: float, sent: Callable[[], object],
+        into: Sequence[Array] | None, seconds: float, sent: Callable[[], object],
     ) -> Message:  # fmt: skip
         channel = self._channel(member)
         call = asyncio.ensure_future(channel.call(operation, header, tensors, into, seconds, sent))

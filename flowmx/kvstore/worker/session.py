@@ -40,6 +40,7 @@ from flowmx.kvstore.worker.servers import Connect, Servers
 from flowmx.kvstore.worker.shared_windows import Windows
 from flowmx.kvstore.worker.transfers import Transfers
 from flowmx.observability import flight
+from flowmx.ops.registry.operators import Array
 
 __all__ = ["Session"]
 
@@ -229,7 +230,7 @@ class Session:
             await worker_facts.open_with_facts(self._servers, home, self._kind, own_facts, hints if home == 0 else {})
 
     @property
-    def _kind(self) -> dict[str, Any]:
+    def _kind(self) -> dict[str, object]:
         name, bound = self.mode
         return {"mode": name} if bound is None else {"mode": name, "max_staleness": bound}
 
@@ -351,7 +352,7 @@ class Session:
     # -- requests (on the loop) ------------------------------------------------------------------------
 
     async def init(
-        self, entries: Sequence[KeyState], values: Sequence[np.ndarray[Any, Any]], barrier: str,
+        self, entries: Sequence[KeyState], values: Sequence[Array], barrier: str,
         facts: Mapping[str, str],
     ) -> None:  # fmt: skip
         """Initialize keys with values, or wait until another worker has done so.
@@ -373,7 +374,7 @@ class Session:
                 raise
         await self.node.barrier(barrier)
 
-    async def _begin(self, entries: Sequence[KeyState], values: Sequence[np.ndarray[Any, Any]]) -> None:
+    async def _begin(self, entries: Sequence[KeyState], values: Sequence[Array]) -> None:
         """Send the initial values of keys if this worker leads, or once it does; return when the keys have values."""
         enrolment = None if self.leads else asyncio.create_task(self._enrol(entries, {}))
         if enrolment is not None and await self._unless_leading(enrolment):
@@ -431,7 +432,7 @@ class Session:
         """Pause this worker: rounds proceed without it until it is counted again."""
         await self._call_for_parts("rest", {}, entries, {})
 
-    async def configure(self, optimizer: dict[str, Any] | None, number: int, space: str = PLAIN) -> None:
+    async def configure(self, optimizer: Mapping[str, object] | None, number: int, space: str = PLAIN) -> None:
         """Set the optimizer of a key space on all servers.
 
         Args:
@@ -444,7 +445,8 @@ class Session:
         await self._configure(optimizer, [number, self.node.incarnation, self._turn], space)
 
     async def configure_together(
-        self, optimizer: dict[str, Any] | None, number: int, space: str = PLAIN, facts: Mapping[str, str] | None = None
+        self, optimizer: Mapping[str, object] | None, number: int, space: str = PLAIN,
+        facts: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         """Call :meth:`configure` on the worker of rank 0; the others wait, and call it themselves if it is lost.
 
@@ -470,8 +472,8 @@ class Session:
             raise refused
         await self._configure(optimizer, [number, 0, 0], space)
 
-    async def _configure(self, optimizer: dict[str, Any] | None, order: list[int], space: str) -> None:
-        header: dict[str, Any] = {"optimizer": optimizer, "order": order}
+    async def _configure(self, optimizer: Mapping[str, object] | None, order: list[int], space: str) -> None:
+        header: dict[str, object] = {"optimizer": optimizer, "order": order}
         if space:
             header["space"] = space
         await asyncio.gather(*(self._servers.call(home, "set_optimizer", header) for home in range(self.servers)))
@@ -535,7 +537,7 @@ class Session:
         return entry.numbers[shard.part]
 
     async def _call_for_parts(
-        self, operation: str, header: dict[str, Any], entries: Sequence[KeyState], tensors: dict[Shard, Tensor],
+        self, operation: str, header: Mapping[str, object], entries: Sequence[KeyState], tensors: dict[Shard, Tensor],
         counts: dict[Shard, int] | None = None, ranges: bool = False,
     ) -> dict[Shard, int]:  # fmt: skip
         """Call an operation for every part of some keys; return the numbers in the responses.

@@ -28,8 +28,8 @@ def join_states(
         parts: the states of each shard, from its server; empty where there was no update.
         optimizer: the optimizer's configuration, to be saved in the file.
     """
-    states: dict[Any, Any] = {}
-    progress: dict[str, Any] = {"num_update": 0, "counts": []}
+    states: dict[object, object] = {}
+    progress: dict[str, object] = {"num_update": 0, "counts": []}
     for entry in entries:
         contents = [states_file.loads(parts[shard]) for shard in entry.shards if parts.get(shard)]
         if len(contents) == len(entry.shards):
@@ -61,12 +61,12 @@ def split_states(entries: Sequence[KeyState], data: bytes | memoryview) -> dict[
     return states
 
 
-def _join(entry: KeyState, arrays: list[Any]) -> Any:
+def _join(entry: KeyState, arrays: Sequence[object]) -> Any:
     flat = join(arrays, [shard.stop - shard.start for shard in entry.shards])
     return nd.from_numpy(np.array(arrays[0]) if flat is None else flat.reshape(entry.shape))
 
 
-def _cut(entry: KeyState, shard: Shard, arrays: list[Any]) -> Any:
+def _cut(entry: KeyState, shard: Shard, arrays: Sequence[object]) -> Any:
     state = np.asarray(arrays[0])
     if state.size != sum(part.stop - part.start for part in entry.shards):
         return nd.from_numpy(np.array(state))

@@ -22,6 +22,7 @@ from flowmx.ndarray.array import N, NDArray
 from flowmx.ndarray.core import BaseArray, Storage
 from flowmx.ndarray.creation import array, on_context
 from flowmx.ops.registry.dtypes import DType, as_dtype
+from flowmx.ops.registry.operators import Array
 from flowmx.ops.sparse.content import (
     INDEX,
     Content,
@@ -151,7 +152,7 @@ class BaseSparseNDArray(NDArray):
     def _host(self) -> Any:
         return to_dense(self.raw(), self.shape)
 
-    def asnumpy(self) -> np.ndarray[Any, Any]:
+    def asnumpy(self) -> Array:
         """Copy the content into a dense NumPy array; block until it is computed."""
         return to_dense(self._content(), self.shape)
 
@@ -267,7 +268,7 @@ class BaseSparseNDArray(NDArray):
     def __dlpack__(self, **options: object) -> Any:
         raise BufferError("a sparse array cannot be exported with DLPack; make it dense with tostype('default')")
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         content = [np.array(part) for part in self._content()]
         return {"stype": self.stype, "shape": self.shape, "content": content, "context": self.context}
 

@@ -26,7 +26,7 @@ from flowmx.ndarray.core import BaseArray, allocate, record, record_written
 from flowmx.ndarray.recording import state
 from flowmx.ndarray.sparse.arrays import BaseSparseNDArray, allocated
 from flowmx.ops.control.custom import UserOperator, detach
-from flowmx.ops.registry.operators import Operator, Run, lookup
+from flowmx.ops.registry.operators import Array, Operator, Run, lookup
 from flowmx.ops.sparse.content import Content, Rows, copy_content
 from flowmx.ops.sparse.dispatch import AnyContent, Call, SparseKernel, find_kernel
 from flowmx.ops.sparse.optimizer_updates import store_all_rows
@@ -129,7 +129,7 @@ def put(target: BaseArray, result: AnyContent) -> None:
             content if content.data.dtype == target.element_type else copy_content(content, target.element_type)
         )
         return
-    dense = cast("np.ndarray[Any, Any]", result)
+    dense = cast("Array", result)
     if storage.array is None and target.strided_view is None:
         storage.array = np.ascontiguousarray(dense, target.element_type).reshape(target.dims)
     else:

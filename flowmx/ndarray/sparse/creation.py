@@ -17,6 +17,7 @@ from flowmx.ndarray.creation import as_shape, full, on_context
 from flowmx.ndarray.creation import empty as dense_empty
 from flowmx.ndarray.sparse.arrays import CLASSES, BaseSparseNDArray, CSRNDArray, RowSparseNDArray, allocated
 from flowmx.ops.registry.dtypes import DType, as_dtype
+from flowmx.ops.registry.operators import Array
 from flowmx.ops.sparse.content import INDEX, Csr, Rows, check_lengths, sorted_rows, validate_content, zero_content
 from flowmx.serialization import params
 
@@ -178,7 +179,7 @@ def _check_shape(shape: Any, expected: Any) -> None:
         raise ValueError(f"Shape mismatch detected. {tuple(shape)} v.s. {tuple(expected)}")
 
 
-def _elements(source: Any, dtype: Any) -> np.ndarray[Any, Any]:
+def _elements(source: Any, dtype: Any) -> Array:
     """Return the elements to store, from an NDArray, a NumPy array or lists."""
     if isinstance(source, NDArray):
         return source.asnumpy() if dtype is None else source.asnumpy().astype(dtype, copy=False)
@@ -190,7 +191,7 @@ def _elements(source: Any, dtype: Any) -> np.ndarray[Any, Any]:
         raise TypeError(f"data: values must be array like object, and is {str(source)[:80]}") from None
 
 
-def _whole_numbers(name: str, source: object) -> np.ndarray[Any, Any]:
+def _whole_numbers(name: str, source: object) -> Array:
     """Convert an array of any dtype to indices.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from flowmx.numpy.rules.registry import (
@@ -190,7 +191,7 @@ def _nanmean(
 
 
 def _nanvar_gradient(
-    xp: Functions, head: Tensor, x: Tensor, axis: Axis, ddof: float, others: dict[str, Any]
+    xp: Functions, head: Tensor, x: Tensor, axis: Axis, ddof: float, others: Mapping[str, object]
 ) -> Gradients:
     if others.get("where") is not None or others.get("mean") is not None:
         refuse("nanvar with where= or mean=")

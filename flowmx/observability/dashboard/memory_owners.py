@@ -60,7 +60,7 @@ class MemoryOwners:
         }
 
 
-def layers() -> list[dict[str, Any]]:
+def layers() -> list[dict[str, object]]:
     """Return the layers of compiled graphs by precision: their number and the first names."""
     return [
         {"precision": kind, "count": len(names), "names": names[:_ROWS]} for kind, names in precision.in_use().items()

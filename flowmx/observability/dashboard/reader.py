@@ -139,7 +139,7 @@ def _curves() -> dict[str, tuple[int, list[tuple[float, float]], float]]:
         return {name: (curve.generation, curve.points.copy(), curve.last) for name, curve in items}
 
 
-def _process() -> dict[str, Any]:
+def _process() -> dict[str, object]:
     return {
         "pid": os.getpid(), "program": Path(sys.argv[0]).name or "python", "host": platform.node(),
         "epoch": time() - monotonic(),

@@ -115,7 +115,7 @@ class Sampler:
 
     # -- tables ----------------------------------------------------------------------------------------
 
-    def _tables(self, reading: Reading, values: Mapping[str, float]) -> dict[str, Any]:
+    def _tables(self, reading: Reading, values: Mapping[str, float]) -> dict[str, object]:
         return {
             **reading.about, "pending": reading.pending, "pending_bytes": reading.pending_bytes,
             "steps": reading.steps, "samples": reading.samples,
@@ -124,7 +124,7 @@ class Sampler:
             "curves": {name: curve[2] for name, curve in reading.curves.items()},
         }  # fmt: skip
 
-    def _actors(self, reading: Reading, values: Mapping[str, float]) -> list[dict[str, Any]]:
+    def _actors(self, reading: Reading, values: Mapping[str, float]) -> list[dict[str, object]]:
         running = {actor: {"name": name, "began": round(began, 4)} for actor, name, began in reversed(reading.running)}
         return [
             {
@@ -135,7 +135,7 @@ class Sampler:
             for actor, executed in sorted(reading.executed.items())
         ]  # fmt: skip
 
-    def _memory(self, reading: Reading) -> list[dict[str, Any]]:
+    def _memory(self, reading: Reading) -> list[dict[str, object]]:
         for device, (used, _) in reading.memory.items():
             self._peaks[device] = max(self._peaks.get(device, 0), used)
         return [

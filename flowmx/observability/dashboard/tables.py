@@ -15,7 +15,7 @@ def services(reading: Reading) -> dict[str, Mapping[str, Any]]:
     return {str(report["model"]): report for report in reading.reports.values() if "latency" in report}
 
 
-def service_rows(reading: Reading, values: Mapping[str, float]) -> list[dict[str, Any]]:
+def service_rows(reading: Reading, values: Mapping[str, float]) -> list[dict[str, object]]:
     """Return a row per predictor, with its rate and latency from the newest values."""
     return [
         {
@@ -35,7 +35,7 @@ def nodes(reading: Reading) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def peers(reading: Reading) -> list[dict[str, Any]]:
+def peers(reading: Reading) -> list[dict[str, object]]:
     """Return a row per peer: its health, and the requests that have ended since the last reading."""
     reported = [peer for report in reading.reports.values() for peer in report.get("peers", ())]
     names = dict.fromkeys([*(str(peer["name"]) for peer in reported), *(peer for peer, _, _ in reading.exchanges)])

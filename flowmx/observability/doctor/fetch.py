@@ -8,7 +8,6 @@ import socket
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 
@@ -115,7 +114,7 @@ async def _by_http(address: str, seconds: float, values: bool) -> Snapshot:
         ):
             if response.status != 200:
                 return {"name": address, "unreached": f"it responded {response.status} at {PATH}: {response.reason}"}
-            snapshot: dict[str, Any] = await response.json()
+            snapshot: dict[str, object] = await response.json()
             return snapshot
     except TimeoutError:
         return {

@@ -51,7 +51,7 @@ def take() -> dict[str, Any]:
     }
 
 
-def _process() -> dict[str, Any]:
+def _process() -> dict[str, object]:
     return {
         "pid": os.getpid(),
         "program": " ".join(sys.argv[:4]) or "python",
@@ -70,7 +70,7 @@ def _version() -> str:
         return "unknown"
 
 
-def _engine(has_lock: bool) -> dict[str, Any]:
+def _engine(has_lock: bool) -> dict[str, object]:
     now, threads, names = monotonic(), stacks.stacks(), stacks.names()
     pending = list(engine.pending.copy())
     running = _running(threads)
@@ -144,9 +144,9 @@ def _name(variable: Variable) -> str:
 def _operation(
     op: Operation, now: float, waits_for: Iterable[tuple[Operation, str]], running: Running | None,
     names: dict[int, str],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, object]:  # fmt: skip
     is_running = running is not None or op.state == RUNNING
-    described: dict[str, Any] = {
+    described: dict[str, object] = {
         "id": op.serial, "name": op.name, "state": "running" if is_running else State(op.state).name.lower(),
         "actor": getattr(op.actor, "name", ""), "layer": op.origin[2] if op.origin else None,
         "line": describe_place(op.origin), "seconds": round(now - op.began, 3) if is_running and op.began else None,
@@ -162,7 +162,7 @@ def _operation(
 
 def _waits(
     now: float, threads: dict[int, stacks.Stack], names: dict[int, str], running: Mapping[Operation, Running]
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, object]]:  # fmt: skip
     """Return the tasks and threads that wait for operations; a thread may run others meanwhile."""
     tasks_and_threads = [wait for wait in list(engine.waits.values()) if wait.op.state != DONE]
     waits = [
@@ -179,11 +179,11 @@ def _waits(
     return waits
 
 
-def _wait(who: str, op: Operation, seconds: float, lines: list[str]) -> dict[str, Any]:
+def _wait(who: str, op: Operation, seconds: float, lines: list[str]) -> dict[str, object]:
     return {"who": who, "for": op.serial, "seconds": round(seconds, 3), "stack": lines}
 
 
-def _failures(failures: Sequence[Failure]) -> list[dict[str, Any]]:
+def _failures(failures: Sequence[Failure]) -> list[dict[str, object]]:
     """Return the first failures, those with equal exception, operation and line merged and counted."""
     merged: dict[tuple[str, str, str], dict[str, Any]] = {}
     for failure in sorted(failures, key=lambda failure: failure.serial):
@@ -196,7 +196,7 @@ def _failures(failures: Sequence[Failure]) -> list[dict[str, Any]]:
     return list(merged.values())[:_MAX_FAILURES]
 
 
-def _failure(failure: Failure) -> dict[str, Any]:
+def _failure(failure: Failure) -> dict[str, object]:
     error = failure.exception
     try:
         text = str(error)
@@ -217,7 +217,7 @@ def _ended(entry: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _exchange(request: messages.Exchange) -> dict[str, Any]:
+def _exchange(request: messages.Exchange) -> dict[str, object]:
     seconds = round(monotonic() - request.since, 3)
     return {
         "peer": request.peer, "operation": request.operation, "facts": dict(request.facts), "seconds": seconds,

@@ -83,7 +83,7 @@ class OutputCheck:
         self.steps_checked = False
         self._name, self._origin, self._step, self._is_backward = name, origin, step, is_backward
 
-    def around(self, op: Operation, proceed: Callable[[], Any]) -> Any:
+    def around(self, op: Operation, proceed: Callable[[], object]) -> Any:
         """Run the operation, then check its outputs."""
         outer, _local.check = _local.check, self
         try:

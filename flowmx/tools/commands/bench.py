@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     return usage.SUCCESS
 
 
-def machine() -> dict[str, Any]:
+def machine() -> dict[str, object]:
     """Return the environment of the measurements: processor, cores, versions, settings other than the defaults."""
     changed = {
         row.variable: getattr(settings.get(), name)

@@ -47,7 +47,7 @@ class Figure(NamedTuple):
     unit: str
 
 
-def best(run: Callable[[], Any], seconds: float) -> float:
+def best(run: Callable[[], object], seconds: float) -> float:
     """Return the duration of the fastest of several runs, after a warm-up."""
     run()
     durations: list[float] = []

@@ -10,6 +10,7 @@ import numpy as np
 
 from flowmx import ndarray
 from flowmx import symbol as sym
+from flowmx.ops.registry.operators import Array
 from flowmx.optimizer import Test, Updater
 from flowmx.serve.model_loading import Source, load
 from flowmx.tools.commands.convert_formats import Job, checkpoint, format_of, read_arrays
@@ -66,7 +67,7 @@ def _load_target(job: Job, source: Source) -> Source:
     return target
 
 
-def _onnxruntime_outputs(path: Path, rows: dict[str, np.ndarray[Any, Any]]) -> tuple[list[Any], str]:
+def _onnxruntime_outputs(path: Path, rows: dict[str, Array]) -> tuple[list[Any], str]:
     """Return the outputs that onnxruntime computes, and its version.
 
     Raises:
@@ -93,13 +94,13 @@ def _load(path: Path, job: Job, epoch: int | None) -> Source:
     return load(sym.load(f"{prefix}-symbol.json"), job.shape, job.dtype, str(weights))
 
 
-def _random(spec: Any, rows: int) -> np.ndarray[Any, Any]:
+def _random(spec: Any, rows: int) -> Array:
     shape = (rows, *(size or 8 for size in spec.shape))
     values = np.random.default_rng(0).uniform(0, 1 if spec.dtype.kind == "f" else 4, shape)
     return values.astype(spec.dtype)
 
 
-def _outputs(source: Source, rows: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+def _outputs(source: Source, rows: dict[str, Array]) -> list[Array]:
     arrays = [ndarray.array(rows[spec.name], dtype=spec.dtype) for spec in source.inputs]
     count = len(arrays[0])
     result = source.block(*arrays, *(ndarray.zeros((count,)) for _ in source.labels))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from flowmx import symbol as sym
 from flowmx.amp import convert_model
 from flowmx.contrib import onnx
 from flowmx.contrib.quantization import quantize_model_mkldnn
+from flowmx.ops.registry.operators import Array
 from flowmx.serve.inputs import Input
 from flowmx.serve.model_loading import load
 from flowmx.tools.commands.convert_formats import Job, checkpoint, format_of, prefix_of
@@ -97,7 +98,7 @@ def _batches(options: Lowering, inputs: list[Input], label_names: tuple[str, ...
     return io.NDArrayIter(rows, labels or None, size, last_batch_handle="discard")
 
 
-def _arrays(path: Path, inputs: list[Input]) -> dict[str, np.ndarray[Any, Any]]:
+def _arrays(path: Path, inputs: list[Input]) -> dict[str, Array]:
     arrays = np.load(path, allow_pickle=False)
     if isinstance(arrays, np.ndarray):
         arrays = {inputs[0].name: arrays}
@@ -112,7 +113,7 @@ def _arrays(path: Path, inputs: list[Input]) -> dict[str, np.ndarray[Any, Any]]:
     return {name: arrays[name] for name in names}
 
 
-def _rows(path: Path, array: np.ndarray[Any, Any], spec: Input) -> np.ndarray[Any, Any]:
+def _rows(path: Path, array: Array, spec: Input) -> Array:
     shape = tuple(size or array.shape[min(at, array.ndim - 1)] for at, size in enumerate(spec.shape, 1))
     if not len(array):
         raise ValueError(f"{path}: {spec.name} has no samples")

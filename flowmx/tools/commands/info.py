@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def collect() -> dict[str, Any]:
+def collect() -> dict[str, object]:
     """Return the report of ``info``, JSON-compatible.
 
     Raises:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 FIXED_ROLES = ("weights", "gradients", "optimizer", "kvstore")
 """Roles whose memory does not depend on the batch size."""
@@ -86,7 +85,7 @@ class Plan:
         factors = [device.growth for device in self.devices if device.growth is not None]
         return min(factors, default=None)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the plan as JSON-compatible values."""
         return {**asdict(self), "fits": self.fits, "growth": self.growth}
 

@@ -44,7 +44,7 @@ def takes(dtype: DType, size: int) -> bool:
 def attention(op: FusedAttention, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Compute the forward."""
 
-    def build(graph: Any, inputs_: list[Any]) -> Sequence[Any]:
+    def build(graph: Any, inputs_: Sequence[object]) -> Sequence[Any]:
         tensors = dict(zip(("q", "k", "v", "bias"), inputs_, strict=False))
         results = graph.sdpa(**tensors, attn_scale=op.scale, is_inference=not op.differentiable)
         return list(results[: len(outputs)])
@@ -58,7 +58,7 @@ def attention(op: FusedAttention, run: Run, inputs: Sequence[Array], outputs: Se
 def backward(op: BackwardFusedAttention, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Compute the gradients."""
 
-    def build(graph: Any, operands: list[Any]) -> Sequence[Any]:
+    def build(graph: Any, operands: Sequence[object]) -> Sequence[Any]:
         tensors = dict(zip(("dO", "o", "stats", "q", "k", "v", "bias"), operands, strict=False))
         return list(graph.sdpa_backward(**tensors, attn_scale=op.scale))
 

@@ -46,12 +46,12 @@ def _build(method: str, names: tuple[str, str], g: Geometry) -> Callable[[Any, l
     """Return a function that adds the operation to a graph."""
     images = (1,) * (2 - len(g.kernel))  # sequences are images of height 1
     pads = [0] * len(images) + list(g.pad)
-    places: dict[str, Any] = {
+    places: dict[str, object] = {
         "pre_padding": pads, "post_padding": pads, "stride": [*images, *g.stride], "dilation": [*images, *g.dilate],
     }  # fmt: skip
 
-    def build(graph: object, tensors: list[Any]) -> Sequence[Any]:
-        operands: dict[str, Any] = dict(zip(names, tensors, strict=True))
+    def build(graph: object, tensors: Sequence[object]) -> Sequence[Any]:
+        operands: dict[str, object] = dict(zip(names, tensors, strict=True))
         return [getattr(graph, method)(**operands, **places)]
 
     return build

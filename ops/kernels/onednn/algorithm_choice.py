@@ -56,7 +56,7 @@ _PANEL_POSITIONS = 1 << 10
 _sides: dict[Any, int] = {}
 
 
-def form_of(op: object, data: Shape, dtype: NumPyType) -> dict[str, Any]:
+def form_of(op: object, data: Shape, dtype: NumPyType) -> dict[str, object]:
     """Return the parameters of a layer with packed weight that select its algorithm; none for oneDNN's.
 
     Args:

@@ -52,7 +52,7 @@ def grouped(windows: Windows, weight: Geometry) -> Geometry:
     return Geometry((windows.groups, each, *shape[1:]), (strides[0] * each, *strides), dtype)
 
 
-def _window_arguments(windows: Windows) -> tuple[Any, ...]:
+def _window_arguments(windows: Windows) -> tuple[object, ...]:
     pad = dims(windows.pad)
     return dims(windows.stride), dims([each - 1 for each in windows.dilate]), pad, pad
 

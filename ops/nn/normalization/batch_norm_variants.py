@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from flowmx.ops.compiled.fused_layers import BatchNormRelu
 from flowmx.ops.nn.common import non_defaults
@@ -40,7 +39,7 @@ class SyncBatchNorm(BatchStatistics, precision=Precision.FLOAT32):
     ndev: int = option(1, "Ignored.", low=1)
     key: str = required("Names the layer; ignored.")
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """Return the parameters that BatchNorm also has."""
         return {name: value for name, value in non_defaults(self).items() if name in BatchNorm.parameters}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from flowmx.ops.nn.common import computing_dtype, expect_rank
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, describe, operator, option
@@ -29,7 +29,7 @@ class L2Normalization(Operator, precision=Precision.FLOAT32, input_named=True, b
         expect_rank(self, "data", shapes[0], 1 if self.mode == "instance" else 3)
         return shapes, shapes[:1]
 
-    def axes(self) -> dict[str, Any]:
+    def axes(self) -> dict[str, object]:
         """Return the axes of the norm, as the arguments of a reduction."""
         if self.mode == "channel":
             return {"axis": 1}

@@ -53,7 +53,7 @@ def per_axis(values: Shape, default: int, count: int) -> list[int]:
     return list(values) if values else [default] * count
 
 
-def _window(n: NodeExport) -> dict[str, Any]:
+def _window(n: NodeExport) -> dict[str, object]:
     op, count = n.op, len(n.op.kernel)
     if op.layout not in (None, "NCW", "NCHW", "NCDHW"):
         raise Unsupported(f"its layout is {op.layout}, expected the channels on axis 1")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from flowmx.contrib.onnx.converters import Unsupported, exports, imports
-from flowmx.contrib.onnx.import_constants import Array
 from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.contrib.onnx.node_import import NodeImport
 from flowmx.ops.recurrent.layout import Weights
+from flowmx.ops.registry.operators import Array
 from flowmx.symbol import Symbol
 
 KINDS = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN", "rnn_relu": "RNN"}
@@ -93,7 +91,7 @@ def _import_rnn(n: NodeImport) -> list[Symbol]:
     if backwards:
         x = _reverse(n, x, lengths)
     states = [_state(n, index, directions, units) for index in ((5, 6) if mode == "lstm" else (5,))]
-    options: dict[str, Any] = {"use_sequence_length": True} if lengths is not None else {}
+    options: dict[str, object] = {"use_sequence_length": True} if lengths is not None else {}
     result, *last = n.make(
         "RNN", x, n.parameter(_parameters(n, mode), "parameters", n.source(1, 2, 3)), *states,
         *([] if lengths is None else [lengths]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -182,7 +181,7 @@ def _import_slice(n: NodeImport) -> Symbol:
     ]
     if len(done) == count:
         return data
-    whole: list[Any] = [None] * (max(axes) + 1)
+    whole: list[object] = [None] * (max(axes) + 1)
     begin, end, step = list(whole), list(whole), list(whole)
     for index, axis in enumerate(axes):
         if axis in done:

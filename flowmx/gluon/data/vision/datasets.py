@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tarfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -316,7 +316,7 @@ class ImageListDataset(_ImageFiles):
         self.items = [self._item(folder, number, entry) for number, entry in enumerate(entries, 1)]
 
     @staticmethod
-    def _item(folder: Path, number: int, entry: list[Any]) -> tuple[str, Any]:
+    def _item(folder: Path, number: int, entry: Sequence[object]) -> tuple[str, Any]:
         try:
             label, name = image_lists.labels_and_path(entry)
             if not label.size or not isinstance(name, str | os.PathLike):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from flowmx.gluon.data.workers import failures, messages, process, template
@@ -216,5 +217,5 @@ class WorkerThread(threading.Thread):
         worker.process.wait()
 
 
-def _abbreviate(samples: list[Any]) -> str:
+def _abbreviate(samples: Sequence[object]) -> str:
     return f"{samples!r}" if len(samples) <= 8 else f"{samples[:8]!r} and {len(samples) - 8} more"

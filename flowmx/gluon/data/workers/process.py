@@ -30,7 +30,7 @@ process.main(start)
 """The source of ``python -c``: it sets ``sys.path`` before anything else is imported."""
 
 
-def startup_data(content: startup_package.Package) -> dict[str, Any]:
+def startup_data(content: startup_package.Package) -> dict[str, object]:
     """Return the start-up data of a worker, without its descriptors."""
     as_mxnet = getattr(sys.modules.get("mxnet"), "__file__", None) == sys.modules["flowmx"].__file__
     return {"path": sys.path, "argv": sys.argv, "size": content.size, "main": content.main, "as_mxnet": as_mxnet}

@@ -19,6 +19,7 @@ import numpy as np
 
 from flowmx import ndarray as nd
 from flowmx.ndarray import NDArray
+from flowmx.ops.registry.operators import Array
 
 _ALIGNMENT = 64
 _HEAD = struct.Struct("<QQ")
@@ -54,7 +55,7 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def _as_ndarray(data: np.ndarray[Any, Any]) -> NDArray:
+def _as_ndarray(data: Array) -> NDArray:
     is_sharable = data.flags.writeable and data.flags.c_contiguous
     return nd.from_numpy(data) if is_sharable else nd.array(data, dtype=data.dtype)
 

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -168,7 +169,7 @@ _retired: list[subprocess.Popen[bytes]] = []
 """Templates that get no more requests."""
 
 
-def fork(connection: int, package: int, start: dict[str, Any], environment: dict[str, str]) -> ForkedProcess:
+def fork(connection: int, package: int, start: Mapping[str, object], environment: dict[str, str]) -> ForkedProcess:
     """Request a worker process from the template, without waiting for it.
 
     Args:
@@ -269,7 +270,7 @@ process_hooks.at_fork(after_in_child=_leave)
 # -- in the template ---------------------------------------------------------------------------------------
 
 
-def serve(start: dict[str, Any]) -> dict[str, Any]:
+def serve(start: dict[str, Any]) -> dict[str, object]:
     """Fork a worker for each request. Returns only in the workers, with the arguments of their main program."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in start["modules"]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from flowmx.errors import DataError
+from flowmx.ops.registry.operators import Array
 from flowmx.serialization import formats
-from flowmx.serialization.reading import Array
 
 __all__ = ["Arrays", "Config", "is_model", "read_arrays", "read_config"]
 
@@ -162,7 +162,7 @@ def _read_shards(index: Path) -> Arrays:
     return arrays
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, object]:
     if path.stat().st_size > _MAX_JSON:
         raise DataError(f"{path} has {path.stat().st_size} bytes, expected JSON of at most {_MAX_JSON}")
     try:

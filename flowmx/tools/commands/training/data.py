@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowmx import io
+from flowmx.ops.registry.operators import Array
 
 __all__ = ["SOURCES", "Data", "DataOptions", "load"]
 
-Arrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+Arrays = tuple[Array, Array]
 
 _PIXELS, _SCALE = 8, 4
 _DEVIATION = 58.0
@@ -153,7 +154,7 @@ def _in_memory(options: DataOptions, arrays: Arrays, held_out: Arrays | None = N
     )  # fmt: skip
 
 
-def _classes(options: DataOptions, labels: Sequence[np.ndarray[Any, Any]]) -> int:
+def _classes(options: DataOptions, labels: Sequence[Array]) -> int:
     """Return the number of classes, after checking that all labels are class indices."""
     values = np.concatenate([array.reshape(-1) for array in labels])
     if not len(values):

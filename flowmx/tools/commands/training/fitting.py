@@ -8,7 +8,6 @@ import logging
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from flowmx import initializer, lr_scheduler
 from flowmx import symbol as sym
@@ -119,9 +118,9 @@ async def _train(module: Module, data: Data, progress: Progress, arguments: argp
         progress.accuracy = await accuracy(module, data.validation)
 
 
-def _optimizer(arguments: argparse.Namespace, batches: int | None) -> dict[str, Any]:
+def _optimizer(arguments: argparse.Namespace, batches: int | None) -> dict[str, object]:
     """Return the optimizer's arguments, with a cosine learning rate schedule if the number of batches is known."""
-    options: dict[str, Any] = {"learning_rate": arguments.lr, "wd": arguments.wd}
+    options: dict[str, object] = {"learning_rate": arguments.lr, "wd": arguments.wd}
     if arguments.optimizer in ("sgd", "nag"):
         options["momentum"] = arguments.momentum
     if batches:
