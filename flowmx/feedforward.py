@@ -274,7 +274,7 @@ class FeedForward:
     @staticmethod
     @runs_in_plain_code
     async def create(
-        symbol: Any, X: object, y: object = None, ctx: Context | Sequence[Context] | None = None,
+        symbol: Symbol, X: object, y: object = None, ctx: Context | Sequence[Context] | None = None,
         num_epoch: int | None = None, epoch_size: int | None = None, optimizer: Any = "sgd",
         initializer: Callable[..., Any] = Uniform(0.01),  # noqa: B008
         eval_data: object = None, eval_metric: object = "acc", epoch_end_callback: object = None,

@@ -13,7 +13,7 @@ from flowmx.amp.policy import Conditions, Policy
 from flowmx.amp.scaler import LossScaler, log
 from flowmx.gluon.trainer import Trainer
 from flowmx.ndarray import NDArray, core
-from flowmx.ops.registry.dtypes import FLOAT32, as_dtype, is_floating, name_of
+from flowmx.ops.registry.dtypes import FLOAT32, DTypeLike, as_dtype, is_floating, name_of
 from flowmx.optimizer import Optimizer
 
 _CAST_SUFFIXES = ("_weight", "_bias", "_parameters")
@@ -120,7 +120,7 @@ def check_weights(trainer: Trainer) -> None:
         )  # fmt: skip
 
 
-def _is_half(dtype: Any) -> bool:
+def _is_half(dtype: DTypeLike) -> bool:
     kind = as_dtype(dtype)
     return kind.itemsize == 2 and is_floating(kind)
 

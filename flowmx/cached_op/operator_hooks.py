@@ -14,7 +14,7 @@ from flowmx.graph.node import Entry
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import invoke
 from flowmx.ndarray.recording import TapeNode
-from flowmx.ops.registry.tensors import Tensors
+from flowmx.ops.registry.tensors import Functions, Tensors
 from flowmx.symbol.symbol import Symbol
 
 
@@ -72,7 +72,7 @@ def _observe_gradient(hooks: Sequence[OpHook], name: str, operator: str, outputs
         return
     inner = entry.node.gradient
 
-    def gradient(F: Any, inputs: Any, outputs: Any, heads: Any) -> Sequence[NDArray | None]:
+    def gradient(F: Functions, inputs: Any, outputs: Any, heads: Any) -> Sequence[NDArray | None]:
         gradients = cast("Sequence[NDArray | None]", inner(F, inputs, outputs, heads))
         for index, array in enumerate(gradients):
             if array is not None:

@@ -108,5 +108,5 @@ class DataLoaderIter(DataIter):
     def getpad(self) -> int:
         return self.batch_size - int(self._current[0].shape[0])
 
-    def getindex(self) -> Any:
+    def getindex(self) -> None:
         return None

@@ -6,11 +6,12 @@ from typing import Any
 
 from flowmx import ndarray as nd
 from flowmx.base import numeric_types
+from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = ["_apply_weighting", "_reshape_like"]
 
 
-def _apply_weighting(F: Any, loss: Any, weight: float | None = None, sample_weight: Any = None) -> Any:
+def _apply_weighting(F: Functions, loss: Any, weight: float | None = None, sample_weight: Any = None) -> Any:
     """Multiply a loss by a number and by sample weights.
 
     Args:
@@ -31,6 +32,6 @@ def _apply_weighting(F: Any, loss: Any, weight: float | None = None, sample_weig
     return loss * weight
 
 
-def _reshape_like(F: Any, x: Any, y: Any) -> Any:
+def _reshape_like(F: Functions, x: Tensor, y: Any) -> Any:
     """Reshape an array or a symbol to the shape of another one."""
     return x.reshape(y.shape) if F is nd else F.reshape_like(x, y)

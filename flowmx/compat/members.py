@@ -109,7 +109,7 @@ def _ignore_contexts(param: Parameter, value: object) -> None:
     """Do nothing: the arrays determine the contexts."""
 
 
-def _check_and_get(param: Parameter, arr_list: Sequence[NDArray] | None, ctx: Any) -> Any:
+def _check_and_get(param: Parameter, arr_list: Sequence[NDArray] | None, ctx: Any) -> NDArray | list[NDArray]:
     """Return the array of a parameter on a device, or all arrays if ``ctx`` is ``list``.
 
     Raises:

@@ -10,6 +10,7 @@ from flowmx import symbol as sym
 from flowmx.compat.base_helpers import _as_list
 from flowmx.compat.block_helpers import tensor_types
 from flowmx.ndarray import NDArray
+from flowmx.ops.registry.tensors import Functions
 from flowmx.symbol import Symbol
 
 __all__ = [
@@ -28,7 +29,7 @@ def _cells_begin_state(cells: Sequence[Any], **kwargs: Any) -> list[Any]:
     return [state for cell in cells for state in cell.begin_state(**kwargs)]
 
 
-def _get_begin_state(cell: Any, F: Any, begin_state: object, inputs: Any, batch_size: int) -> Any:
+def _get_begin_state(cell: Any, F: Functions, begin_state: object, inputs: Any, batch_size: int) -> Any:
     """Return ``begin_state``, or zeros on the device of the inputs."""
     if begin_state is not None:
         return begin_state
@@ -84,7 +85,7 @@ def _format_sequence(
 
 
 def _mask_sequence_variable_length(
-    F: Any, data: Any, length: int, valid_length: Any, time_axis: int, merge: bool
+    F: Functions, data: Any, length: int, valid_length: Any, time_axis: int, merge: bool
 ) -> Any:
     """Return a sequence with zeros after the valid steps, as one array or as a list of steps."""
     whole = data if isinstance(data, tensor_types) else F.stack(*data, axis=time_axis)

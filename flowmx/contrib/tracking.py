@@ -102,13 +102,13 @@ class Tracker(BatchEnd, EpochEnd):
 
     # -- events of an Estimator ------------------------------------------------------------------------
 
-    def batch_end(self, estimator: Any, *args: object, **kwargs: object) -> Any:
+    def batch_end(self, estimator: Any, *args: object, **kwargs: object) -> Awaitable[None] | None:
         """Count a batch, and write the training metrics if due."""
         self.step += 1
         self._last = _read(estimator.train_metrics)
         return self._train() if self._is_due() else None
 
-    def epoch_end(self, estimator: Any, *args: object, **kwargs: object) -> Any:
+    def epoch_end(self, estimator: Any, *args: object, **kwargs: object) -> Awaitable[None] | None:
         """Write the metrics of training and evaluation."""
         validation = _add_prefix("validation", _read(estimator.val_metrics))
         return self.log({**_add_prefix("train", _read(estimator.train_metrics)), **validation})

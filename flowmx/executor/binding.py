@@ -21,7 +21,9 @@ from flowmx.suggestions import did_you_mean
 from flowmx.symbol.symbol import Symbol
 
 
-def _where(ctx: Any, group2ctx: Mapping[str, object] | None, symbol: Symbol) -> tuple[Device, dict[str, Context]]:
+def _where(
+    ctx: Context | None, group2ctx: Mapping[str, object] | None, symbol: Symbol
+) -> tuple[Device, dict[str, Context]]:
     """Return the default device, and the contexts of the symbol's groups."""
     context = Context(ctx) if ctx is not None else devices.current_context()
     return devices.get(context), used_groups(context, group2ctx, symbol)
@@ -126,8 +128,8 @@ def requests_of(names: Sequence[str], grad_req: Any) -> dict[str, str]:
 
 
 def bind(
-    symbol: Symbol, ctx: Any, args: object, args_grad: object, grad_req: object, aux_states: object, group2ctx: Any,
-    shared_exec: Executor | None = None,
+    symbol: Symbol, ctx: Context | None, args: object, args_grad: object, grad_req: object, aux_states: object,
+    group2ctx: Any, shared_exec: Executor | None = None,
 ) -> Executor:  # fmt: skip
     """See :meth:`flowmx.sym.Symbol.bind`."""
     device, groups = _where(ctx, group2ctx, symbol)
@@ -161,7 +163,7 @@ def _unknown_names(names: Iterable[str], *variables: Sequence[Node]) -> str:
 
 @collector.paused()
 def simple_bind(
-    symbol: Symbol, ctx: Any, grad_req: object, type_dict: Mapping[str, Any] | None, group2ctx: Any,
+    symbol: Symbol, ctx: Context | None, grad_req: object, type_dict: Mapping[str, Any] | None, group2ctx: Any,
     shared_arg_names: Sequence[str] | None, shared_exec: Executor | None, shared_buffer: dict[str, NDArray] | None,
     shapes: Mapping[str, object],
 ) -> Executor:  # fmt: skip

@@ -27,7 +27,7 @@ StateBytes = Callable[[int, Shape, DType], int]
 
 @collector.paused()
 def memory_estimate(
-    symbol: Symbol, ctx: Any, grad_req: object, type_dict: Mapping[str, Any] | None, group2ctx: Any,
+    symbol: Symbol, ctx: Context | None, grad_req: object, type_dict: Mapping[str, Any] | None, group2ctx: Any,
     budget: int | None, shapes: Mapping[str, Sequence[int]], state: StateBytes,
 ) -> MemoryEstimate:  # fmt: skip
     """See :meth:`flowmx.sym.Symbol.memory_estimate`; ``state`` returns the bytes of an optimizer's state."""

@@ -22,7 +22,7 @@ from flowmx.ndarray.backward import Walk, leaves_of
 from flowmx.ndarray.core import invoke
 from flowmx.ndarray.creation import empty
 from flowmx.ndarray.recording import Leaf, Scope, TapeNode
-from flowmx.ops.registry.tensors import Tensors
+from flowmx.ops.registry.tensors import Functions, Tensors
 
 
 class SparseExecutor(UnplannedExecutor):
@@ -127,7 +127,7 @@ def _watch_gradient(monitor: Monitor, node: Node, outputs: Sequence[NDArray]) ->
         return
     inner = entry.node.gradient
 
-    def gradient(F: Any, inputs: Any, outputs: Any, heads: Any) -> Sequence[NDArray | None]:
+    def gradient(F: Functions, inputs: Any, outputs: Any, heads: Any) -> Sequence[NDArray | None]:
         gradients = cast("Sequence[NDArray | None]", inner(F, inputs, outputs, heads))
         monitor.at_gradients(node, gradients)
         return gradients

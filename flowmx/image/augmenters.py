@@ -27,7 +27,7 @@ class AugmenterBase:
     def __init__(self, **kwargs: Any) -> None:
         self._kwargs = {name: _plain(value) for name, value in kwargs.items()}
 
-    def dumps(self) -> Any:
+    def dumps(self) -> str:
         """Return the augmenter's name and arguments as JSON."""
         return json.dumps([type(self).__name__.lower(), self._kwargs])
 

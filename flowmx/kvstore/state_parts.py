@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ops.registry.operators import Array
-
 __all__ = ["join", "merge_progress", "merge_trees"]
 
 

@@ -161,7 +161,7 @@ class ExecutorGroup:
                 for executor, part in zip(self.execs, self.slices, strict=True):
                     executor.arg_dict[desc.name][:] = self._part(array, part, axis)
 
-    def _part(self, array: Any, part: slice, axis: int) -> Any:
+    def _part(self, array: NDArray, part: slice, axis: int) -> Any:
         if len(self.execs) == 1 or axis < 0:
             return array
         return array[part] if axis == 0 else array[(slice(None),) * axis + (part,)]

@@ -32,6 +32,7 @@ from flowmx.ndarray.recording import (
     state,
 )  # fmt: skip
 from flowmx.ops.registry.operators import Operator
+from flowmx.ops.registry.tensors import Functions
 from flowmx.ops.sparse.shapes import SparseShape
 
 if TYPE_CHECKING:
@@ -542,7 +543,7 @@ def _pass_first(F: object, inputs: object, outputs: object, heads: Any) -> list[
     return [heads[0], None]
 
 
-def _ones_like(F: Any, inputs: Any, outputs: object, heads: object) -> list[Any]:
+def _ones_like(F: Functions, inputs: Any, outputs: object, heads: object) -> list[Any]:
     return [F.ones_like(inputs.unchecked(0))]
 
 
@@ -601,7 +602,7 @@ class _History(Sequence[Any]):
         array.history = self._entries[index]
         return array
 
-    def unchecked(self, index: int) -> Any:
+    def unchecked(self, index: int) -> BaseArray:
         return self._saved.unchecked(index)
 
     def needs_gradient(self, index: int) -> bool:

@@ -15,7 +15,7 @@ from flowmx.late_binding import late
 from flowmx.ndarray import core, recorded_writes, recording
 from flowmx.ndarray.copies import copy_into
 from flowmx.ndarray.core import BaseArray, allocate, invoke
-from flowmx.ops.registry.dtypes import FLOAT32, DType, as_dtype, element, elements
+from flowmx.ops.registry.dtypes import FLOAT32, DType, DTypeLike, as_dtype, element, elements
 from flowmx.ops.registry.operators import Shape, lookup
 from flowmx.ops.sparse.shapes import SparseShape
 
@@ -139,7 +139,7 @@ def linspace(
 
 
 def eye(
-    N: int, M: int = 0, k: int = 0, ctx: Context | None = None, dtype: Any = None, *, out: NDArray | None = None
+    N: int, M: int = 0, k: int = 0, ctx: Context | None = None, dtype: DTypeLike = None, *, out: NDArray | None = None
 ) -> NDArray:
     """Create a matrix of N rows and M columns (default: N) with ones on the k-th diagonal, zeros elsewhere."""
     return _create("_eye", ctx, out, N=N, M=M, k=k, dtype=as_dtype(dtype))
@@ -197,7 +197,7 @@ def _fill_all(targets: Iterable[BaseArray]) -> None:
         _fill(target, 0)
 
 
-def unfilled(shape: Any, ctx: Context | None, dtype: Any) -> NDArray:
+def unfilled(shape: Any, ctx: Context | None, dtype: DTypeLike) -> NDArray:
     """Create an array for :func:`fill_with_zeros`."""
     return cast("NDArray", allocate(on_context(ctx), as_shape(shape), as_dtype(dtype)))
 
@@ -231,7 +231,7 @@ def full(shape: Any, val: object, ctx: Context | None = None, dtype: Any = None,
     return result
 
 
-def untouched(shape: Shape, dtype: Any) -> NDArray:
+def untouched(shape: Shape, dtype: DTypeLike) -> NDArray:
     """Create zeros on the CPU whose memory is allocated at the first write."""
     kind = as_dtype(dtype)
     return cast("NDArray", allocate(devices.get(devices.cpu()), shape, kind, np.zeros(shape, kind)))

@@ -14,6 +14,7 @@ from flowmx.ndarray.recording import TapeNode
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Operator, Shape, lookup
 from flowmx.ops.registry.spec import Spec
+from flowmx.ops.registry.tensors import Functions
 
 Form = tuple[Shape, DType]
 
@@ -132,7 +133,7 @@ class _Choice:
         self._values = values
         self.rules: dict[Any, dict[Any, Any]] = {}
 
-    def gradient(self, F: Any, inputs: Any, outputs: object, heads: Any) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Any, outputs: object, heads: Any) -> list[Any]:
         """Compute the gradients; see :meth:`flowmx.ops.registry.operators.Operator.gradient`."""
         first = 1 + self._values
         indexes = [inputs[at] for at in range(first, len(inputs))]
@@ -152,7 +153,7 @@ def _gradient_of_assignment(F: Any, inputs: Any, outputs: object, heads: Any) ->
     return [_like(F, heads[0], inputs, 0)]
 
 
-def _like(F: Any, gradient: Any, inputs: Any, position: int) -> Any:
+def _like(F: Functions, gradient: Any, inputs: Any, position: int) -> Any:
     """Return the gradient of a value that was broadcast and cast."""
     value = inputs.unchecked(position)
     whole = value.dims

@@ -22,6 +22,7 @@ from flowmx.errors import AutogradError
 from flowmx.ndarray.core import B, BaseArray, invoke
 from flowmx.ndarray.recording import Leaf, TapeEntry, TapeNode, state
 from flowmx.ops.registry.operators import Shape, lookup
+from flowmx.ops.registry.tensors import Functions
 
 
 def contiguous_strides(shape: Shape, itemsize: int) -> tuple[int, ...]:
@@ -281,21 +282,21 @@ class Part:
         """Return the cache of gradient rules for a use and dtype."""
         return self._rules.setdefault((use, array.element_type), {})
 
-    def _take(self, F: Any, whole: Any) -> Any:
+    def _take(self, F: Functions, whole: Any) -> Any:
         return reshaped(whole, self.dims) if self._is_reshape else F.op("_part", whole, **self._place)
 
-    def _put(self, F: Any, part: Any) -> Any:
+    def _put(self, F: Functions, part: Any) -> Any:
         return reshaped(part, self._whole) if self._is_reshape else F.op("_embedded_part", part, **self._place)
 
-    def gradient_of_read(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+    def gradient_of_read(self, F: Functions, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
         """Compute the gradient of (whole) -> part; see :meth:`flowmx.ops.registry.operators.Operator.gradient`."""
         return [self._put(F, heads[0])]
 
-    def gradient_of_embedding(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+    def gradient_of_embedding(self, F: Functions, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
         """Compute the gradient of (part) -> whole, padded with zeros."""
         return [self._take(F, heads[0])]
 
-    def gradient_of_write(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+    def gradient_of_write(self, F: Functions, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
         """Compute the gradient of (whole, part) -> whole."""
         of_whole = F.op("_without_part", heads[0], **self._place) if inputs.needs_gradient(0) else None
         return [of_whole, self._take(F, heads[0]) if inputs.needs_gradient(1) else None]

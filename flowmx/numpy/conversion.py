@@ -82,7 +82,7 @@ def default_complex() -> DType:
     return np.dtype(np.complex128 if semantics.get().dtype else np.complex64)
 
 
-def wrap(content: Any, context: devices.Context | None = None) -> Any:
+def wrap(content: Any, context: devices.Context | None = None) -> BaseArray:
     """Wrap a host array that has no other user as an array of ``mx.np``."""
     from flowmx.ndarray.copies import copy_into
     from flowmx.ndarray.creation import on_context

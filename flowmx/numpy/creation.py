@@ -21,7 +21,7 @@ from flowmx.ndarray.creation import full as classic_full
 from flowmx.numpy import calls, conversion, table
 from flowmx.numpy.calls import call
 from flowmx.numpy.conversion import arrays_of, default_complex, from_host, parse_dtype, to_np, wrap
-from flowmx.ops.registry.dtypes import FLOAT32, DType, element, elements
+from flowmx.ops.registry.dtypes import FLOAT32, DType, DTypeLike, element, elements
 from flowmx.ops.registry.operators import lookup
 from flowmx.semantics import default_float, semantics
 
@@ -241,7 +241,7 @@ def empty_like(
 
 
 def full_like(
-    a: Any, fill_value: Any, dtype: Any = None, order: str = "C", ctx: object = None, out: Any = None, *,
+    a: Any, fill_value: Any, dtype: DTypeLike = None, order: str = "C", ctx: object = None, out: Any = None, *,
     device: object = None, shape: Any = None,
 ) -> Any:  # fmt: skip
     """Create an array filled with one value, with the shape and dtype of another array."""

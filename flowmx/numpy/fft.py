@@ -7,6 +7,7 @@ from typing import Any
 from flowmx.numpy import conversion as _conversion
 from flowmx.numpy import table as _table
 from flowmx.numpy.functions import finder, make_call
+from flowmx.ops.registry.dtypes import DTypeLike
 
 __all__ = ["fftfreq", "rfftfreq"]
 
@@ -21,7 +22,7 @@ def rfftfreq(n: int, d: float = 1.0, *, dtype: object = None, device: object = N
     return _frequencies("rfftfreq", n, d, dtype, device)
 
 
-def _frequencies(name: str, n: int, d: float, dtype: Any, device: Any) -> Any:
+def _frequencies(name: str, n: int, d: float, dtype: DTypeLike, device: Any) -> Any:
     import numpy
 
     from flowmx.semantics import default_float

@@ -26,6 +26,7 @@ from flowmx.numpy.rules.registry import (
     refuse,
 )
 from flowmx.numpy.table import MOVING
+from flowmx.ops.registry.tensors import ArrayNamespace
 
 __all__ = ["ELEMENTWISE", "RULES", "as_head", "call_gradients", "has_gradient", "places_gradient"]
 
@@ -43,7 +44,7 @@ def has_gradient(function: str) -> bool:
     return function in ELEMENTWISE or function in RULES or function in MOVING or function in table.WITHOUT_GRADIENT
 
 
-def call_gradients(op: object, F: Any, inputs: Any, outputs: object, heads: Sequence[object]) -> list[Any]:
+def call_gradients(op: object, F: Functions, inputs: Any, outputs: object, heads: Sequence[object]) -> list[Any]:
     """Return the gradients of a call's arrays, like :meth:`flowmx.ops.registry.operators.Operator.gradient`.
 
     Raises:
@@ -60,7 +61,7 @@ def call_gradients(op: object, F: Any, inputs: Any, outputs: object, heads: Sequ
         ]
 
 
-def _call_gradients(op: Any, F: Any, inputs: Any, outputs: Any, heads: Sequence[Any]) -> list[Any]:
+def _call_gradients(op: Any, F: Functions, inputs: Any, outputs: Any, heads: Sequence[Any]) -> list[Any]:
     xp = _functions(F)
     function = table.ALIASES.get(op.function, op.function)
     count = op.num_args
@@ -138,7 +139,7 @@ def blocking_gradient(
     if rule is None:
         return None
 
-    def gradient(F: Any, inputs: Any, outputs: Any, heads: Sequence[Any]) -> list[Any]:
+    def gradient(F: Functions, inputs: Any, outputs: Any, heads: Sequence[Any]) -> list[Any]:
         xp = _functions(F)
         results, np_heads = [_as_np(output) for output in outputs], [as_head(head) for head in heads]
         has_several = len(results) > 1 or function in ("linalg.eig", "linalg.lstsq")
@@ -227,7 +228,7 @@ def scatter_to_slots(slots: Any, gradients: Any, by_input: list[Any]) -> None:
             scatter_to_slots(slot, gradient, by_input)
 
 
-def unbroadcast(xp: Any, gradient: Any, like: Any) -> Any:
+def unbroadcast(xp: ArrayNamespace, gradient: Any, like: Any) -> Any:
     """Reduce a gradient to the shape and dtype of an array that was broadcast."""
     shape, target = gradient.dims, like.dims
     if gradient.element_type.kind == "c" and like.element_type.kind != "c":
@@ -253,7 +254,7 @@ _POSITIONS = {"choose": 0, "take": 1, "take_along_axis": 1, "where": 0}
 _PADS = ("constant", "edge", "wrap", "reflect", "symmetric")
 
 
-def _move_gradients(op: Any, F: Any, arrays: Sequence[Any], heads: Sequence[Any], inputs: Any) -> list[Any]:
+def _move_gradients(op: Any, F: Functions, arrays: Sequence[Any], heads: Sequence[Any], inputs: Any) -> list[Any]:
     if op.function == "pad" and op.call.kwargs.get("mode", [*op.call.args, "constant", "constant"][2]) not in _PADS:
         calls.refusal("pad with this mode")(F, inputs, (), heads)
     selector = _POSITIONS.get(op.function)
@@ -280,7 +281,7 @@ def _move_gradients(op: Any, F: Any, arrays: Sequence[Any], heads: Sequence[Any]
     return [None if gradient is None else _as_np(gradient) for gradient in gradients]
 
 
-def places_gradient(op: Any, F: Any, inputs: Any, heads: Sequence[Any]) -> list[Any]:
+def places_gradient(op: Any, F: Functions, inputs: Any, heads: Sequence[Any]) -> list[Any]:
     """Return the gradient of :class:`flowmx.numpy.operator.NumPyPlaces`: the function itself, applied to the head.
 
     Raises:

@@ -21,7 +21,7 @@ from flowmx.ndarray.creation import on_context
 from flowmx.numpy import calls, conversion
 from flowmx.numpy.forms import encode
 from flowmx.numpy.operator import CallOperator
-from flowmx.ops.registry.dtypes import FLOAT32, DType
+from flowmx.ops.registry.dtypes import FLOAT32, DType, DTypeLike
 from flowmx.ops.registry.operators import SPEC_LIMIT, Array, Run, Shape, operator, required
 from flowmx.ops.registry.spec import Spec
 from flowmx.ops.registry.tensors import Functions, Gradients, Tensor
@@ -146,7 +146,7 @@ class NumPyRandom(CallOperator, hidden=True, uses_random=True):
             args[1] = np.where(np.abs(total - 1) < 1e-4, probabilities / np.where(total == 0, 1, total), probabilities)
         outputs[0][...] = _sample(run.random, self.function, args, kwargs)
 
-    def gradient(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> Any:
+    def gradient(self, F: Functions, inputs: Any, outputs: Any, heads: Any) -> Any:
         gradients = late("numpy.gradients")
         row = _METHODS.get(self.function.removesuffix("_n"))
         rule = None if row is None else row.gradient
@@ -201,7 +201,7 @@ _VALID_PARAMETER = {"binomial": 0.5, "geometric": 0.5, "multinomial": 0.0}
 """A valid parameter value for the distributions for which 1 is invalid."""
 
 
-def _draw(method: str, args: Sequence[Any], size: Any, dtype: Any, ctx: Any, out: Any) -> ndarray:
+def _draw(method: str, args: Sequence[Any], size: Any, dtype: DTypeLike, ctx: Any, out: Any) -> ndarray:
     arrays = conversion.arrays_of(list(args))
     context = arrays[0].context if arrays else ctx or current_context()
     splitter = calls.ArgumentSplitter(context)
@@ -254,7 +254,7 @@ for _name, _row in TABLE.items():
 
 
 def randint(
-    low: Any, high: Any = None, size: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None
+    low: Any, high: Any = None, size: Any = None, dtype: DTypeLike = None, ctx: Any = None, out: Any = None
 ) -> ndarray:
     """Draw integers from ``low`` up to, excluding, ``high`` (from 0 up to ``low`` if ``high`` is None)."""
     bounds = (0, low) if high is None else (low, high)

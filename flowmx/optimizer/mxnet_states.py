@@ -166,7 +166,7 @@ def _attributes(instance: object, label: str, reader: _Reader) -> tuple[str, dic
     }
 
 
-def _to_ndarray(array: Any) -> NDArray:
+def _to_ndarray(array: NDArray) -> NDArray:
     return nd.array(array, dtype=array.dtype)
 
 

@@ -135,17 +135,17 @@ def _memory(array_lists: Sequence[Sequence[BaseArray]]) -> list[Any]:
     return [array.storage.array for arrays in array_lists for array in arrays]
 
 
-def _loop_of(op: Any, dtype: DType, count: int) -> Loop | None:
+def _loop_of(op: Operator, dtype: DType, count: int) -> Loop | None:
     fused = FUSED.get(op.name)
     return None if fused is None else fused.loop(op, dtype, count)
 
 
-def _packed(loop: Loop, op: Any) -> bytes:
+def _packed(loop: Loop, op: Operator) -> bytes:
     numbers = loop.values(op)
     return struct.pack(f"{len(numbers)}d", *numbers)
 
 
-def _is_call_of(recording: Recording, loop: Loop, op: Any) -> bool:
+def _is_call_of(recording: Recording, loop: Loop, op: Operator) -> bool:
     """Return whether a recording is one call of a loop, with the numbers of an operator."""
     if not recording.is_complete or len(recording.calls) != 1:
         return False

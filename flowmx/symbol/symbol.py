@@ -16,7 +16,7 @@ from flowmx.graph.node import Entry, Node, auxiliary_nodes, topological
 from flowmx.graph.storage_types import storage_number
 from flowmx.late_binding import late
 from flowmx.ops.registry import calling
-from flowmx.ops.registry.dtypes import FLAGS, as_dtype
+from flowmx.ops.registry.dtypes import FLAGS, DTypeLike, as_dtype
 from flowmx.ops.registry.operators import Operator, lookup
 from flowmx.serialization.atomic import replace_file
 from flowmx.serialization.reading import read_whole
@@ -503,7 +503,7 @@ def compose(
 
 def Variable(
     name: str, attr: Mapping[str, str] | None = None, shape: int | Sequence[int] | None = None,
-    lr_mult: float | None = None, wd_mult: float | None = None, dtype: Any = None, init: Any = None,
+    lr_mult: float | None = None, wd_mult: float | None = None, dtype: DTypeLike = None, init: Any = None,
     stype: str | None = None, profiler_scope: str | None = None, **kwargs: str,
 ) -> Symbol:  # fmt: skip
     """Create a variable: an input of a graph.

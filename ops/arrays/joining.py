@@ -144,7 +144,7 @@ class Stack(Operator, moves=True, precision=Precision.WIDEST, batch_wise=BatchWi
         axis = axis_of(self, self.axis, len(shape) + 1)
         return completed, [(*shape[:axis], self.num_args, *shape[axis:])]
 
-    def bound(self, xp: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+    def bound(self, xp: ArrayNamespace, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
         shape, dtype = in_forms[0]
         if xp is not np or any(form != (shape, dtype) for form in (*in_forms, (shape, out_forms[0][1]))):
             return None

@@ -110,7 +110,7 @@ def _dense(op: Any, in_forms: Sequence[Form], out_form: Form) -> NativeForm | No
     return form
 
 
-def _data_gradient(op: Any, in_forms: Sequence[Form], out_form: Form) -> NativeForm | None:
+def _data_gradient(op: Operator, in_forms: Sequence[Form], out_form: Form) -> NativeForm | None:
     """Return FullyConnected's gradient of the data, a product of two matrices."""
     (head, dtype), (weight, _) = in_forms[:2]
     if dtype != FLOAT32 or not len(head) == len(out_form[0]) == 2:
@@ -124,7 +124,7 @@ def _data_gradient(op: Any, in_forms: Sequence[Form], out_form: Form) -> NativeF
     return None if multiply is None else lambda inputs, outputs: multiply(inputs[0], inputs[1], outputs[0])
 
 
-def _weight_gradient(op: Any, in_forms: Sequence[Form], out_form: Form) -> NativeForm | None:
+def _weight_gradient(op: Operator, in_forms: Sequence[Form], out_form: Form) -> NativeForm | None:
     """Return FullyConnected's gradient of the weight, a product of two matrices, or of two vectors."""
     (head, dtype), (data, _) = in_forms[:2]
     if not len(head) == len(data) == 2:
@@ -152,7 +152,7 @@ def _bias_gradient(op: Any, in_forms: Sequence[Form], out_form: Form) -> NativeF
     return _loop(_column_sums, dtype, math.prod(shape[:-1]), shape[-1])
 
 
-def _copy(op: Any, in_forms: Sequence[Form], out_form: Form) -> NativeForm | None:
+def _copy(op: Operator, in_forms: Sequence[Form], out_form: Form) -> NativeForm | None:
     """Return a copy of the first input."""
     if in_forms[0][1] != out_form[1] or math.prod(in_forms[0][0]) != math.prod(out_form[0]):
         return None

@@ -9,7 +9,7 @@ from typing import Any
 from flowmx.ops.arrays.linear import Inferred
 from flowmx.ops.math.reduce import Reduction, widen
 from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, operator
-from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensor, Tensors
 from flowmx.ops.registry.traits import Precision
 
 
@@ -91,7 +91,7 @@ class LeaveOneOutProducts(Reduction, hidden=True, precision=Precision.FLOAT32):
         def rows(array: object) -> Any:
             return F.op("Reshape", F.op("transpose", array, axes=order), shape=(-1, count))
 
-        def cut(array: object, start: int, stop: int) -> Any:
+        def cut(array: object, start: int, stop: int) -> Tensor:
             return F.op("slice_axis", array, axis=1, begin=start, end=stop)
 
         def join(parts: list[Any]) -> Any:

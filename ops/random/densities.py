@@ -225,7 +225,7 @@ class _DensityOperator(Operator, precision=Precision.WIDEST):
     def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         sample, vectors = inputs[0], self.distribution.vectors
 
-        def spread(parameter: object, vectors: bool = vectors) -> Any:
+        def spread(parameter: object, vectors: bool = vectors) -> Tensor:
             return F.op("_spread_parameter", parameter, sample, vectors=vectors)
 
         head = heads[0] if self.is_log else heads[0] * outputs[0]

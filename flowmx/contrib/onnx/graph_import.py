@@ -21,7 +21,7 @@ from flowmx.errors import MXNetError, ShapeError
 from flowmx.graph import infer
 from flowmx.graph.node import Entry, Node
 from flowmx.ndarray import NDArray
-from flowmx.ops.registry.dtypes import DType, as_dtype
+from flowmx.ops.registry.dtypes import DType, DTypeLike, as_dtype
 from flowmx.ops.registry.operators import Array
 from flowmx.serialization.atomic import read_from
 from flowmx.symbol import Symbol
@@ -67,7 +67,7 @@ class GraphImport:
 
     # -- values ----------------------------------------------------------------------------------------
 
-    def _variable(self, name: str, dims: Lengths, dtype: Any) -> Symbol:
+    def _variable(self, name: str, dims: Lengths, dtype: DTypeLike) -> Symbol:
         variable = sym.Variable(self.fresh(name))
         entry = variable.entries[0]
         self._shapes[entry], self._dtypes[entry] = dims, as_dtype(dtype)

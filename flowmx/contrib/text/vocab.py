@@ -65,7 +65,7 @@ class Vocabulary:
         return self._idx_to_token
 
     @property
-    def unknown_token(self) -> Any:
+    def unknown_token(self) -> Hashable:
         """The token that represents unknown tokens."""
         return self._unknown_token
 
@@ -74,7 +74,7 @@ class Vocabulary:
         """The reserved tokens, or None."""
         return self._reserved_tokens
 
-    def to_indices(self, tokens: object) -> Any:
+    def to_indices(self, tokens: object) -> int | list[int]:
         """Return the number of a token, or the numbers of a list of tokens."""
         if not isinstance(tokens, list):
             return self._token_to_idx.get(tokens, UNKNOWN)

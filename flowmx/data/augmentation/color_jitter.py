@@ -9,6 +9,7 @@ import numpy as np
 
 from flowmx.data.augmentation.options import AugmentOptions
 from flowmx.data.codecs import Image
+from flowmx.ops.registry.operators import Array
 from flowmx.ops.vision import color
 
 _LUMINANCE = np.array(color.LUMINANCE, np.float32)
@@ -69,7 +70,7 @@ def shift_hls(image: Image, offsets: object) -> Image:
     return from_hls(np.clip(to_hls(image) + offsets, 0, [180, 255, 255]))
 
 
-def to_hls(image: Image) -> Any:
+def to_hls(image: Image) -> Array:
     """Compute hue, lightness and saturation of an image as integers, as OpenCV does for bytes."""
     hue, light, saturation = color.rgb_to_hls(np, image.astype(np.float32) * np.float32(1 / 255))
     return np.stack([np.rint(hue / 2) % 180, np.rint(light * 255), np.rint(saturation * 255)], -1)

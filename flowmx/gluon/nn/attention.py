@@ -13,6 +13,8 @@ from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.nn.basic_layers import Dense, Dropout
 from flowmx.gluon.nn.positions import RotaryPositions, cached_positions, numbers
 from flowmx.ndarray import NDArray
+from flowmx.ops.registry.dtypes import DTypeLike
+from flowmx.ops.registry.tensors import Functions, Tensor
 from flowmx.semantics import semantics
 
 __all__ = ["MultiHeadAttention"]
@@ -102,7 +104,7 @@ class MultiHeadAttention(HybridBlock):
             if rotary:
                 self.rotary = RotaryPositions(units // num_heads, **({} if rotary is True else rotary))
 
-    def begin_cache(self, batch_size: int, max_length: int, dtype: Any = None, ctx: Any = None) -> list[NDArray]:
+    def begin_cache(self, batch_size: int, max_length: int, dtype: DTypeLike = None, ctx: Any = None) -> list[NDArray]:
         """Return an empty cache for step-wise decoding.
 
         Each call with a cache returns the next one, and leaves the last one unchanged. All have the same shapes, so
@@ -153,7 +155,7 @@ class MultiHeadAttention(HybridBlock):
         return super().__call__(*arguments)
 
     def hybrid_forward(
-        self, F: Any, query: Any, key: Any = None, value: Any = None, mask: Any = None, padding: Any = None,
+        self, F: Functions, query: Any, key: Any = None, value: Any = None, mask: Any = None, padding: Any = None,
         cache: Any = None,
     ) -> Any:  # fmt: skip
         key = query if key is None else key
@@ -185,7 +187,7 @@ class MultiHeadAttention(HybridBlock):
         return out if cache is None else (out, cache)
 
     @staticmethod
-    def _append(F: Any, cache: Any, places: Any, keys: Any, values: Any) -> list[Any]:
+    def _append(F: Functions, cache: Any, places: Any, keys: Any, values: Any) -> list[Any]:
         """Return the next cache: with keys and values, (batch, length, units), at their places."""
         arrays = [
             F.contrib.index_copy(old, places, F.transpose(new, axes=(1, 0, 2)))
@@ -193,17 +195,17 @@ class MultiHeadAttention(HybridBlock):
         ]
         return [*arrays, F.slice_axis(places, axis=0, begin=-1, end=None) + 1]
 
-    def _split(self, F: Any, x: Any) -> Any:
+    def _split(self, F: Functions, x: Tensor) -> Any:
         """Return (batch · heads, length, size) of (batch, length, units)."""
         split = F.Reshape(x, shape=(0, 0, self._heads, self._units // self._heads))
         return F.Reshape(F.transpose(split, axes=(0, 2, 1, 3)), shape=(-3, 0, 0))
 
-    def _join(self, F: Any, x: Any) -> Any:
+    def _join(self, F: Functions, x: Tensor) -> Any:
         """Return (batch, length, units) of (batch · heads, length, size)."""
         split = F.Reshape(x, shape=(-4, -1, self._heads, 0, 0))
         return F.Reshape(F.transpose(split, axes=(0, 2, 1, 3)), shape=(0, 0, -3))
 
-    def _visibility(self, F: Any, query: Any, mask: Any, padding: Any) -> Any:
+    def _visibility(self, F: Functions, query: Any, mask: Any, padding: Any) -> Any:
         """Return 1 where a mask lets a query see a key, else 0, as float32 for each head; None without masks."""
         masks = [] if mask is None else [mask]
         if padding is not None:
@@ -220,7 +222,7 @@ class MultiHeadAttention(HybridBlock):
         return f"{type(self).__name__}({self._units}, num_heads={self._heads}, causal={self._causal})"
 
 
-def _causal(F: Any, rows: Any, columns: Any, places: Any) -> Any:
+def _causal(F: Functions, rows: Any, columns: Any, places: Any) -> Any:
     """Return 1 where a key is not later than a query, else 0: (1, query length, key length), float32.
 
     Args:

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from flowmx.gluon.hybrid import HybridBlock
+from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = ["LearnedPositions", "RotaryPositions"]
 
@@ -43,7 +44,7 @@ class LearnedPositions(HybridBlock):
             init = Normal(0.02)
         self.weight = self.params.get("weight", shape=self._shape, init=init)
 
-    def hybrid_forward(self, F: Any, x: Any, positions: Any = None, *, weight: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor, positions: Any = None, *, weight: Any) -> Any:
         rows = F.expand_dims(weight, axis=0)
         if positions is None:
             return F.broadcast_add(x, F.slice_like(rows, x, axes=(1,)))
@@ -83,7 +84,7 @@ class RotaryPositions(HybridBlock):
         super().__init__(**kwargs)
         self._size, self._base, self._interleaved = size, base, interleaved
 
-    def hybrid_forward(self, F: Any, x: Any, positions: Any = None) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor, positions: Any = None) -> Any:
         cosine, sine = self._waves(F, x, positions)
         if self._interleaved:
             pairs = F.Reshape(x, shape=(0, 0, self._size // 2, 2))
@@ -100,7 +101,7 @@ class RotaryPositions(HybridBlock):
             return F.Reshape(F.stack(*turned, axis=3), shape=(0, 0, -3))
         return F.concat(*turned, dim=2)
 
-    def _waves(self, F: Any, x: Any, positions: Any) -> list[Any]:
+    def _waves(self, F: Functions, x: Tensor, positions: Any) -> list[Any]:
         """Return cosines and sines of the angles, (1, length, size / 2), in the dtype of ``x``."""
         column = F.slice_axis(F.slice_axis(x, axis=0, begin=0, end=1), axis=2, begin=0, end=1)
         if positions is None:
@@ -118,18 +119,18 @@ class RotaryPositions(HybridBlock):
         return f"{type(self).__name__}({self._size}, base={self._base:g}, interleaved={self._interleaved})"
 
 
-def numbers(F: Any, x: Any, axis: int) -> Any:
+def numbers(F: Functions, x: Tensor, axis: int) -> Any:
     """Return 0, 1, ... along an axis of three, as float32: 16 bits cannot count far."""
     for other in {0, 1, 2} - {axis}:
         x = F.slice_axis(x, axis=other, begin=0, end=1)
     return F.contrib.arange_like(F.Cast(x, dtype="float32"), axis=axis)
 
 
-def cached_positions(F: Any, x: Any, cache: Any) -> Any:
+def cached_positions(F: Functions, x: Tensor, cache: Any) -> Any:
     """Return the positions, int32, of ``x`` (batch, length, features) after those in the cache of an attention."""
     return F.broadcast_add(F.Cast(numbers(F, x, 1), dtype="int32"), cache[2])
 
 
-def first_place(F: Any, x: Any) -> Any:
+def first_place(F: Functions, x: Tensor) -> Any:
     """Return the features of the first place, (batch, features), of (batch, length, features)."""
     return F.Reshape(F.slice_axis(x, axis=1, begin=0, end=1), shape=(0, -1))

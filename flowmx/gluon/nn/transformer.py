@@ -14,6 +14,8 @@ from flowmx.gluon.nn.basic_layers import Dense, Dropout, HybridSequential
 from flowmx.gluon.nn.gated import GEGLU, GLU, SwiGLU
 from flowmx.gluon.nn.norm_layers import LayerNorm, RMSNorm
 from flowmx.ndarray import NDArray
+from flowmx.ops.registry.dtypes import DTypeLike
+from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = ["TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer"]
 
@@ -63,7 +65,7 @@ class _TransformerLayer(HybridBlock):
             for _ in range(sublayers):
                 self.norms.add(_NORMS[norm](epsilon=epsilon, in_channels=units))
 
-    def begin_cache(self, batch_size: int, max_length: int, dtype: Any = None, ctx: Any = None) -> list[NDArray]:
+    def begin_cache(self, batch_size: int, max_length: int, dtype: DTypeLike = None, ctx: Any = None) -> list[NDArray]:
         """Return an empty cache of the self-attention: see :meth:`MultiHeadAttention.begin_cache`."""
         return self.attention.begin_cache(batch_size, max_length, dtype, ctx)
 
@@ -157,7 +159,7 @@ class TransformerEncoderLayer(_TransformerLayer):
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
-    def hybrid_forward(self, F: Any, x: Any, mask: Any = None, padding: Any = None, cache: Any = None) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor, mask: Any = None, padding: Any = None, cache: Any = None) -> Any:
         x, following = self._attend(x, mask, padding, cache)
         x = self._feed_forward(1, x)
         return x if cache is None else (x, following)
@@ -227,7 +229,7 @@ class TransformerDecoderLayer(_TransformerLayer):
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def hybrid_forward(
-        self, F: Any, x: Any, memory: Any, mask: Any = None, padding: Any = None, memory_padding: Any = None,
+        self, F: Functions, x: Tensor, memory: Any, mask: Any = None, padding: Any = None, memory_padding: Any = None,
         cache: Any = None,
     ) -> Any:  # fmt: skip
         x, following = self._attend(x, mask, padding, cache)
@@ -254,7 +256,9 @@ class _Stack(HybridBlock):
                 norm = _NORMS[options.get("norm", "layer")]
                 self.norm = norm(epsilon=options.get("epsilon", 1e-5), in_channels=units)
 
-    def begin_cache(self, batch_size: int, max_length: int, dtype: Any = None, ctx: Any = None) -> list[list[NDArray]]:
+    def begin_cache(
+        self, batch_size: int, max_length: int, dtype: DTypeLike = None, ctx: Any = None
+    ) -> list[list[NDArray]]:
         """Return an empty cache for each layer: see :meth:`MultiHeadAttention.begin_cache`."""
         layers: Any = self.layers
         return [layer.begin_cache(batch_size, max_length, dtype, ctx) for layer in layers]
@@ -315,7 +319,7 @@ class TransformerEncoder(_Stack):
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
-    def hybrid_forward(self, F: Any, x: Any, mask: Any = None, padding: Any = None, cache: Any = None) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor, mask: Any = None, padding: Any = None, cache: Any = None) -> Any:
         return self._run(x, cache, mask, padding)
 
 
@@ -363,7 +367,7 @@ class TransformerDecoder(_Stack):
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def hybrid_forward(
-        self, F: Any, x: Any, memory: Any, mask: Any = None, padding: Any = None, memory_padding: Any = None,
+        self, F: Functions, x: Tensor, memory: Any, mask: Any = None, padding: Any = None, memory_padding: Any = None,
         cache: Any = None,
     ) -> Any:  # fmt: skip
         return self._run(x, cache, memory, mask, padding, memory_padding)

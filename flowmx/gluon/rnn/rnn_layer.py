@@ -18,6 +18,8 @@ from flowmx.gluon.rnn.recurrent_cell import HybridRecurrentCell, make_state
 from flowmx.gluon.rnn.stacks import HybridSequentialRNNCell
 from flowmx.ndarray import NDArray
 from flowmx.ops.recurrent.layout import GATES
+from flowmx.ops.registry.dtypes import DTypeLike
+from flowmx.ops.registry.tensors import Functions
 from flowmx.symbol import Symbol
 
 __all__ = ["GRU", "LSTM", "RNN"]
@@ -66,7 +68,7 @@ class _RNNLayer(HybridBlock):
                     self._register_param(f"{direction}{layer}_{kind}", shape, self._initializers[kind], self._dtype)
             inputs = outputs * self._dir
 
-    def _register_param(self, name: str, shape: tuple[int, ...], init: Any, dtype: Any) -> Any:
+    def _register_param(self, name: str, shape: tuple[int, ...], init: Any, dtype: DTypeLike) -> Any:
         """Create a parameter, and set it as an attribute of the same name."""
         param = self.params.get(name, shape=shape, init=init, allow_deferred_init=True, dtype=dtype)
         setattr(self, name, param)
@@ -92,7 +94,7 @@ class _RNNLayer(HybridBlock):
             params[f"{prefix}_unfused.{layer}.{cell}{source}_{kind}"] = param
         return params
 
-    def cast(self, dtype: Any) -> None:
+    def cast(self, dtype: DTypeLike) -> None:
         """Change the element type of the parameters, and of initial states."""
         super().cast(dtype)
         self._dtype = dtype
@@ -165,7 +167,7 @@ class _RNNLayer(HybridBlock):
         return super().__call__(inputs) if state_list is None else super().__call__(inputs, list(state_list))
 
     def hybrid_forward(
-        self, F: Any, inputs: Any, states: Any = None, sequence_length: Any = None, **params: Any
+        self, F: Functions, inputs: Any, states: Any = None, sequence_length: Any = None, **params: Any
     ) -> Any:
         initial = self._zero_states(inputs) if states is None else list(states)
         if isinstance(inputs, NDArray):
@@ -174,7 +176,7 @@ class _RNNLayer(HybridBlock):
         return output if states is None else (output, last)
 
     def _forward_kernel(
-        self, F: Any, inputs: Any, states: Sequence[object], sequence_length: Any, **params: Any
+        self, F: Functions, inputs: Any, states: Sequence[object], sequence_length: Any, **params: Any
     ) -> tuple[Any, list[Any]]:
         """Compute the outputs and the last states."""
         data = F.swapaxes(inputs, 0, 1) if self._layout == "NTC" else inputs

@@ -27,6 +27,7 @@ from flowmx.graph.planning.channels_last import channels_last
 from flowmx.graph.planning.cost import Costs, ProcessorCosts
 from flowmx.graph.planning.live_bytes import nbytes, shapes_of
 from flowmx.graph.planning.order import Schedule
+from flowmx.ops.registry.operators import Array
 from flowmx.ops.registry.traits import BatchParts
 
 T = TypeVar("T")
@@ -193,13 +194,13 @@ class Search:
             self._last_read[value] = len(self.order)
 
     @cached_property
-    def _moved_bytes(self) -> Any:
+    def _moved_bytes(self) -> Array:
         """The bytes that each operator reads and writes."""
         sizes = self._sizes
         return np.array([sum([sizes[v] for v in (*step.reads, *step.writes)]) for step in self._steps], float)
 
     @cached_property
-    def _costs(self) -> Any:
+    def _costs(self) -> Array:
         """The lower bound of each operator's nanoseconds."""
         return np.array(self._map(lambda index: self._aim.costs.nanoseconds(self.order[index], self._forms[index])))
 

@@ -62,7 +62,7 @@ def retain(
     return functions.op("_sparse_retain", data, indices, **({} if out is None else {"out": out}))
 
 
-def distinct_rows(array: Any, row_id: Any) -> Any:
+def distinct_rows(array: NDArray, row_id: Any) -> Any:
     """Select the rows of a row_sparse array whose numbers ``row_id`` (any shape) contains, each once, in order."""
     rows = allocated("row_sparse", array.storage.device, array.shape, array.element_type)
     ids = row_id.as_in_context(array.context)
@@ -70,11 +70,11 @@ def distinct_rows(array: Any, row_id: Any) -> Any:
     return rows
 
 
-def _distinct(content: Any, row_id: Any) -> Any:
+def _distinct(content: Any, row_id: Any) -> Rows:
     return retain_rows(None, content, distinct(row_id))
 
 
-def with_all_rows(array: Any) -> Any:
+def with_all_rows(array: NDArray) -> Any:
     """Create a row_sparse array with all rows of a dense one. It takes over the memory, which nothing else may use."""
     rows = allocated("row_sparse", array.storage.device, array.shape, array.element_type)
     calls.compute(

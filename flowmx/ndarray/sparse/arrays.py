@@ -149,7 +149,7 @@ class BaseSparseNDArray(NDArray):
         """Create a dense array on this array's device."""
         return array(values, self.context, values.dtype)
 
-    def _host(self) -> Any:
+    def _host(self) -> Array:
         return to_dense(self.raw(), self.shape)
 
     def asnumpy(self) -> Array:
@@ -326,7 +326,7 @@ class BaseSparseNDArray(NDArray):
 def _arithmetic(name: str, both: str, broadcast: str, number: str) -> Any:
     """Return an arithmetic method, from the operators for equal shapes, broadcasting, and numbers."""
 
-    def method(self: NDArray, other: object) -> Any:
+    def method(self: NDArray, other: object) -> NDArray:
         if isinstance(other, NDArray):
             op = both if tuple(self.dims) == tuple(other.dims) else broadcast
             return self._call(op, other)
@@ -339,7 +339,7 @@ def _arithmetic(name: str, both: str, broadcast: str, number: str) -> Any:
 
 
 def _in_place(name: str, compute: Any) -> Any:
-    def method(self: NDArray, other: Any) -> Any:
+    def method(self: NDArray, other: Any) -> NDArray:
         compute(self, other).copyto(self)
         return self
 

@@ -20,6 +20,7 @@ from flowmx.bounded_tables import make_room
 from flowmx.devices.cuda.memory import address_of
 from flowmx.ops.registry.dtypes import NAMES, DType
 from flowmx.ops.registry.operators import Array, Shape
+from flowmx.ops.registry.tensors import ArrayNamespace
 
 _log = logging.getLogger("flowmx.kernels")
 _local = threading.local()
@@ -163,7 +164,7 @@ def _handle(cudnn: Any, xp: Any) -> Any:
     return handle
 
 
-def _plan(cudnn: Any, xp: Any, handle: Any, request: GraphRequest, arrays: Sequence[Array]) -> Plan | None:
+def _plan(cudnn: Any, xp: ArrayNamespace, handle: Any, request: GraphRequest, arrays: Sequence[Array]) -> Plan | None:
     """Build a graph's plans and choose one; return None if cuDNN offers no plan."""
     try:
         graph = _graph(cudnn, handle, request)
@@ -214,7 +215,7 @@ def _excluded_notes(cudnn: Any, dtype: DType) -> list[Any]:
     return excluded
 
 
-def _fastest(xp: Any, handle: Any, graph: Any, arrays: Sequence[Array]) -> Plan | None:
+def _fastest(xp: ArrayNamespace, handle: Any, graph: Any, arrays: Sequence[Array]) -> Plan | None:
     """Return the fastest plan on these arrays; the outputs are overwritten repeatedly."""
     best: Plan | None = None
     shortest = math.inf

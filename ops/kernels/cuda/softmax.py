@@ -66,7 +66,7 @@ def _register(
     """
 
     @kernel("gpu", name)
-    def compute(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def compute(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         whole = not getattr(op, "use_length", False)
         if not (whole and _run(run, formula, p_of(op), shape_of(op, inputs[0]), inputs[:full], outputs[0])):
             run_fallback(op, run, inputs, outputs)

@@ -257,7 +257,7 @@ class Fused(Kernel):
         primitives = expanded(result if isinstance(result, tuple) else (result,))
         return primitives if primitives is None else tuple(primitives) if isinstance(result, tuple) else primitives[0]
 
-    def loop(self, op: Any, dtype: Any, count: int) -> Loop | None:
+    def loop(self, op: Operator, dtype: Any, count: int) -> Loop | None:
         """Return the loop for an operator and an element type, or None if there is no such loop."""
         key = (dtype, count, None if self.variant is None else self.variant(op))
         try:
@@ -316,7 +316,7 @@ class Fused(Kernel):
     def _least(self, dtype: Any) -> int:
         return self.least if dtype.itemsize > 2 else min(self.least, _MIN_SIZE_16BIT)
 
-    def _fast(self, op: Any, out: Array, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+    def _fast(self, op: Operator, out: Array, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
         shape, dtype = out.shape, out.dtype
         for array in inputs:
             if array.shape != shape or array.dtype != dtype:

@@ -73,7 +73,7 @@ def _run_on_copies(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence
             each[...] = result
 
 
-def _forward(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _forward(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Run the operator's forward."""
     mark_incomplete()
     op.forward(run, inputs, outputs)

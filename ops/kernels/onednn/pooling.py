@@ -168,7 +168,7 @@ class _TiedPooling(TiedKernel):
 class _Pooling(PrimitiveKernel):
     """A pooling kernel, with the channels on axis 1 or last."""
 
-    def compute(self, op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def compute(self, op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         super().compute(op, run, inputs, outputs)
         if not isinstance(op, BackwardPooling) and outputs[0].dtype.itemsize == 2:
             mark_incomplete()

@@ -140,7 +140,7 @@ class BackwardNormalization(Normalization, hidden=True):
         is_splittable = self.traits.batch_wise is BatchWise.OWN and not self.mixes_batch(inputs)
         return BatchParts((0, 1, 3, 4), (0,), (1, 2)) if is_splittable else None
 
-    def over_batch(self, inputs: Sequence[Array]) -> Any:
+    def over_batch(self, inputs: Sequence[Array]) -> bool:
         """Return whether the statistics came from the data, and so have gradients; on a GPU an array of 1 or 0."""
         return True
 

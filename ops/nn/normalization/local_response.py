@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from flowmx.errors import ParameterError
 from flowmx.ops.nn.common import computing_dtype, expect_rank, non_defaults
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, describe, operator, option, required
-from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
+from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensor, Tensors
 from flowmx.ops.registry.traits import BatchWise, Precision
 
 
@@ -71,7 +71,7 @@ class BackwardLRN(LRN, hidden=True, batch_wise=BatchWise.EACH):
         xp.subtract(grad, window_sums, out=outputs[0], casting="unsafe")
 
     def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
-        def window_sum(x: object) -> Any:
+        def window_sum(x: object) -> Tensor:
             return F.op("_channel_window_sum", x, nsize=self.nsize)
 
         (h, x), q, share = inputs, heads[0], self.alpha / self.nsize

@@ -14,6 +14,7 @@ from flowmx.gluon.contrib.nn.cross_device import Exchanges
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.nn import BatchNorm, HybridSequential, Sequential
 from flowmx.ndarray import NDArray
+from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = [
     "Concurrent", "HybridConcurrent", "Identity", "PixelShuffle1D", "PixelShuffle2D", "PixelShuffle3D",
@@ -52,7 +53,7 @@ class HybridConcurrent(HybridSequential):
         super().__init__(prefix=prefix, params=params)
         self.axis = axis
 
-    def hybrid_forward(self, F: Any, x: Any, *args: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor, *args: Any) -> Any:
         return F.concat(*(block(x, *args) for block in self._children.values()), dim=self.axis)
 
 
@@ -135,7 +136,7 @@ class SyncBatchNorm(BatchNorm):
         self._kwargs |= {"ndev": devices, "key": self.prefix}
         self._exchanges = Exchanges(f"SyncBatchNorm {self.name!r}", devices)
 
-    def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
         if self._kwargs["ndev"] > 1:
             if not isinstance(x, NDArray):
                 warnings.warn(
@@ -174,7 +175,7 @@ class _PixelShuffle(HybridBlock):
         if len(self._factors) != self.axes:
             raise ValueError(f"{type(self).__name__}: factor is {factor!r}, expected a number or {self.axes} of them")
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Any:
         # (n, c * f1 * f2, h, w) -> (n, c, f1, f2, h, w) -> (n, c, h, f1, w, f2) -> (n, c, h * f1, w * f2)
         out = F.reshape(x, shape=(0, -4, -1, self._product, *(0,) * self.axes))
         for split in range(1, self.axes):

@@ -10,6 +10,7 @@ from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.model_zoo.calls import without_nones
 from flowmx.gluon.nn.positions import first_place
 from flowmx.gluon.nn.transformer import ACTIVATIONS
+from flowmx.ops.registry.tensors import Functions
 
 __all__ = ["BERT", "BERTClassifier", "BERTMaskedLM", "BERTTokenClassifier"]
 
@@ -84,7 +85,7 @@ class BERT(HybridBlock):
             """Compute the features; see the class."""
             return super().__call__(*without_nones(tokens, token_types, padding))
 
-    def hybrid_forward(self, F: Any, tokens: Any, token_types: Any = None, padding: Any = None) -> Any:
+    def hybrid_forward(self, F: Functions, tokens: Any, token_types: Any = None, padding: Any = None) -> Any:
         token_types = F.zeros_like(tokens) if token_types is None else token_types
         x = self.positions(self.words(tokens) + self.token_types(token_types))
         x = self.encoder(self.dropout(self.norm(x)), padding=padding)
@@ -133,7 +134,7 @@ class BERTClassifier(_Head):
             self.dropout = nn.Dropout(options.get("dropout", 0.1) if head_dropout is None else head_dropout)
             self.output = nn.Dense(classes, in_units=options.get("units", 768))
 
-    def hybrid_forward(self, F: Any, tokens: Any, token_types: Any = None, padding: Any = None) -> Any:
+    def hybrid_forward(self, F: Functions, tokens: Any, token_types: Any = None, padding: Any = None) -> Any:
         return self.output(self.dropout(self.bert(tokens, token_types, padding)[1]))
 
 
@@ -159,7 +160,7 @@ class BERTTokenClassifier(_Head):
             self.dropout = nn.Dropout(options.get("dropout", 0.1) if head_dropout is None else head_dropout)
             self.output = nn.Dense(classes, flatten=False, in_units=options.get("units", 768))
 
-    def hybrid_forward(self, F: Any, tokens: Any, token_types: Any = None, padding: Any = None) -> Any:
+    def hybrid_forward(self, F: Functions, tokens: Any, token_types: Any = None, padding: Any = None) -> Any:
         return self.output(self.dropout(self.bert(tokens, token_types, padding)))
 
 
@@ -185,6 +186,6 @@ class BERTMaskedLM(_Head):
                 options.get("vocab_size", 30522), flatten=False, in_units=units, params=self.bert.words.params
             )
 
-    def hybrid_forward(self, F: Any, tokens: Any, token_types: Any = None, padding: Any = None) -> Any:
+    def hybrid_forward(self, F: Functions, tokens: Any, token_types: Any = None, padding: Any = None) -> Any:
         x = self.bert(tokens, token_types, padding)
         return self.output(self.norm(self.activation(self.transform(x))))

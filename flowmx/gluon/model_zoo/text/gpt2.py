@@ -11,6 +11,8 @@ from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.model_zoo.calls import without_nones
 from flowmx.gluon.nn.positions import cached_positions
 from flowmx.ndarray import NDArray
+from flowmx.ops.registry.dtypes import DTypeLike
+from flowmx.ops.registry.tensors import Functions
 
 __all__ = ["GPT2", "GPT2LM"]
 
@@ -63,7 +65,9 @@ class GPT2(HybridBlock):
                 hidden_dropout=0.0, activation=activation, pre_norm=True, causal=True, epsilon=epsilon,
             )  # fmt: skip
 
-    def begin_cache(self, batch_size: int, max_length: int, dtype: Any = None, ctx: Any = None) -> list[list[NDArray]]:
+    def begin_cache(
+        self, batch_size: int, max_length: int, dtype: DTypeLike = None, ctx: Any = None
+    ) -> list[list[NDArray]]:
         """Return an empty cache for each layer: see :meth:`MultiHeadAttention.begin_cache`."""
         return self.decoder.begin_cache(batch_size, max_length, dtype, ctx)
 
@@ -81,7 +85,7 @@ class GPT2(HybridBlock):
         """Compute the features; see the class."""
         return super().__call__(*without_nones(tokens, padding, cache))
 
-    def hybrid_forward(self, F: Any, tokens: Any, padding: Any = None, cache: Any = None) -> Any:
+    def hybrid_forward(self, F: Functions, tokens: Any, padding: Any = None, cache: Any = None) -> Any:
         x = self.words(tokens)
         x = self.positions(x) if cache is None else self.positions(x, cached_positions(F, x, cache[0]))
         return self.decoder(self.dropout(x), padding=padding, cache=cache)
@@ -118,7 +122,9 @@ class GPT2LM(HybridBlock):
                 params=self.gpt2.words.params,
             )  # fmt: skip
 
-    def begin_cache(self, batch_size: int, max_length: int, dtype: Any = None, ctx: Any = None) -> list[list[NDArray]]:
+    def begin_cache(
+        self, batch_size: int, max_length: int, dtype: DTypeLike = None, ctx: Any = None
+    ) -> list[list[NDArray]]:
         """Return an empty cache for each layer: see :meth:`MultiHeadAttention.begin_cache`."""
         return self.gpt2.begin_cache(batch_size, max_length, dtype, ctx)
 
@@ -136,7 +142,7 @@ class GPT2LM(HybridBlock):
         """Compute the logits; see the class."""
         return super().__call__(*without_nones(tokens, padding, cache))
 
-    def hybrid_forward(self, F: Any, tokens: Any, padding: Any = None, cache: Any = None) -> Any:
+    def hybrid_forward(self, F: Functions, tokens: Any, padding: Any = None, cache: Any = None) -> Any:
         if cache is None:
             return self.output(self.gpt2(tokens, padding))
         x, cache = self.gpt2(tokens, padding, cache)

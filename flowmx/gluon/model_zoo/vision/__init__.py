@@ -147,7 +147,7 @@ _MODELS: dict[str, Callable[..., HybridBlock]] = {
 }  # fmt: skip
 
 
-def get_model(name: str, **kwargs: Any) -> Any:
+def get_model(name: str, **kwargs: Any) -> HybridBlock:
     """Return a model by its name.
 
     Args:

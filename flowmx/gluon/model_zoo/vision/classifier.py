@@ -6,6 +6,7 @@ from typing import Any
 
 from flowmx.gluon import nn
 from flowmx.gluon.hybrid import HybridBlock, Layer
+from flowmx.ops.registry.tensors import Functions, Tensor
 
 
 class Classifier(Layer):
@@ -14,5 +15,5 @@ class Classifier(Layer):
     features: nn.HybridSequential
     output: HybridBlock
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Any:
         return self.output(self.features(x))

@@ -10,6 +10,7 @@ from flowmx.gluon.model_zoo.model_store import Root
 from flowmx.gluon.model_zoo.vision.builders import load_pretrained, model_function
 from flowmx.gluon.model_zoo.vision.classifier import Classifier
 from flowmx.gluon.parameter import Contexts
+from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = [
     "MobileNet", "MobileNetV2", "get_mobilenet", "get_mobilenet_v2", "mobilenet0_5", "mobilenet0_25", "mobilenet0_75",
@@ -20,7 +21,7 @@ __all__ = [
 class RELU6(HybridBlock):
     """Clips the input to the range from 0 to 6."""
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Any:
         return F.clip(x, 0, 6, name="relu6")
 
 
@@ -61,7 +62,7 @@ class LinearBottleneck(HybridBlock):
             self.out.convolve(expanded, kernel=3, stride=stride, pad=1, groups=expanded, relu6=True)
             self.out.convolve(channels, linear=True)
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Any:
         out = self.out(x)
         return F.elemwise_add(out, x) if self.use_shortcut else out
 

@@ -14,6 +14,7 @@ from flowmx.gluon.model_zoo.model_store import Root
 from flowmx.gluon.model_zoo.vision.builders import load_pretrained, model_function
 from flowmx.gluon.model_zoo.vision.classifier import Classifier
 from flowmx.gluon.parameter import Contexts
+from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = [
     "BasicBlockV1", "BasicBlockV2", "BottleneckV1", "BottleneckV2", "ResNetV1", "ResNetV2", "get_resnet", "resnet18_v1",
@@ -54,7 +55,7 @@ class _BlockV1(HybridBlock):
     def _convolutions(self, channels: int, stride: int, in_channels: int) -> Sequence[HybridBlock]:
         raise NotImplementedError
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Any:
         shortcut = x if self.downsample is None else self.downsample(x)
         return F.Activation(shortcut + self.body(x), act_type="relu")
 
@@ -93,7 +94,7 @@ class _BlockV2(HybridBlock):
     def _convolutions(self, channels: int, stride: int, in_channels: int) -> Sequence[HybridBlock]:
         raise NotImplementedError
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Any:
         shortcut = x
         for depth in range(1, self._depth + 1):
             x = F.Activation(getattr(self, f"bn{depth}")(x), act_type="relu")

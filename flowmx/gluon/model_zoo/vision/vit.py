@@ -8,6 +8,7 @@ from flowmx.gluon import nn
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.nn.positions import first_place
 from flowmx.initializer import Normal
+from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = ["ViT", "ViTClassifier"]
 
@@ -63,7 +64,7 @@ class ViT(HybridBlock):
             if pooler:
                 self.pooler = nn.Dense(units, activation="tanh", in_units=units)
 
-    def hybrid_forward(self, F: Any, x: Any, *, token: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor, *, token: Any) -> Any:
         patches = F.transpose(F.Reshape(self.patches(x), shape=(0, 0, -1)), axes=(0, 2, 1))
         token = F.broadcast_like(token, F.slice_axis(patches, axis=1, begin=0, end=1))
         x = self.encoder(self.dropout(self.positions(F.concat(token, patches, dim=1))))
@@ -92,5 +93,5 @@ class ViTClassifier(HybridBlock):
             self.vit = ViT(pooler=False, **options)
             self.output = nn.Dense(classes, in_units=options.get("units", 768))
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Any:
         return self.output(first_place(F, self.vit(x)))
