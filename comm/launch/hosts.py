@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +20,7 @@ from flowmx.comm.node import Connection
 from flowmx.comm.scheduler import LIMITS
 from flowmx.comm.security import Security
 
-__all__ = ["Host", "LocalSite", "Process", "Site", "choose_host"]
+__all__ = ["Host", "LocalSite", "Process", "Site"]
 
 
 class Process(Protocol):
@@ -172,32 +171,3 @@ def connect_to(scheduler: str, secret: bytes | None) -> Peer:
     if secret is not None:
         security = Security(secret, tls=security.tls if security is not None else None)
     return Peer(scheduler, security=security, limits=limits_for("job", LIMITS), node="launcher")
-
-
-def choose_host(hosts: Sequence[Host], load: Counter[str], failures: Counter[str], former: Host | None = None) -> Host:
-    """Choose the host for one more process.
-
-    Hosts that were lost are chosen last, before them those without free slots. Otherwise processes are spread over
-    machines, and then over the hosts of a machine.
-
-    Args:
-        hosts: the available hosts.
-        load: the number of processes on each host, by name.
-        failures: the number of losses of each host, by name.
-        former: the former host of the process, where it should stay if possible.
-
-    Raises:
-        ValueError: there are no hosts.
-    """
-    if not hosts:
-        raise ValueError("there is no host to start a process on")
-    machines: Counter[str] = Counter()
-    for host in hosts:
-        machines[host.address] += load[host.name]
-
-    def cost(host: Host) -> tuple[int, ...]:
-        moved = () if former is None else (host.address != former.address, host.name != former.name)
-        full = load[host.name] >= host.slots
-        return failures[host.name], *moved, full, machines[host.address], load[host.name]
-
-    return min(hosts, key=cost)  # the first of equally good ones

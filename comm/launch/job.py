@@ -20,8 +20,9 @@ from typing import Any
 from flowmx import settings
 from flowmx.comm.errors import CommError
 from flowmx.comm.exit_reason import classify_exit, shell_status
-from flowmx.comm.launch.hosts import Host, LocalSite, Process, Site, choose_host
+from flowmx.comm.launch.hosts import Host, LocalSite, Process, Site
 from flowmx.comm.launch.output import Output, print_line
+from flowmx.comm.launch.placement import choose_host
 from flowmx.comm.launch.plan import Plan, ProcessSpec
 from flowmx.comm.launch.scheduler import ANNOUNCEMENT
 from flowmx.comm.node import Connection

@@ -24,7 +24,7 @@ from flowmx.gluon.symbol_block import SymbolBlock
 from flowmx.gluon.trainer import Trainer
 from flowmx.graph.graph import Graph
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.passes.simplify import merge_common
+from flowmx.graph.passes.common_subexpressions import merge_common
 from flowmx.kvstore.choice import is_distributed
 from flowmx.module import BucketingModule, Module
 from flowmx.name import NameManager

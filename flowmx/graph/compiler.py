@@ -16,6 +16,8 @@ from flowmx.graph.graph import Graph, Options, rank_effects
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.attention import fuse_attention
 from flowmx.graph.passes.chains import fuse_chains
+from flowmx.graph.passes.common_subexpressions import merge_common
+from flowmx.graph.passes.constant_folding import fold_constants
 from flowmx.graph.passes.fold_batch_norm import fold_normalization
 from flowmx.graph.passes.fold_int8 import fold_int8
 from flowmx.graph.passes.fuse import fuse
@@ -27,7 +29,6 @@ from flowmx.graph.passes.placement import place
 from flowmx.graph.passes.pooling_indices import record_pooling_indices
 from flowmx.graph.passes.positions import move_strides, pool_first
 from flowmx.graph.passes.recompute import recompute
-from flowmx.graph.passes.simplify import fold_constants, merge_common
 from flowmx.graph.passes.widen import widen
 from flowmx.graph.plan import Plan, make_plan
 from flowmx.graph.planning import device_memory, micro_batches, slices

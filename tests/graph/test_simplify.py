@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 import flowmx as mx
 from flowmx.graph import compiler, infer
+from flowmx.graph.passes.common_subexpressions import merge_common
+from flowmx.graph.passes.constant_folding import fold_constants
 from flowmx.graph.passes.identities import drop_identities
 from flowmx.graph.passes.placement import place
-from flowmx.graph.passes.simplify import fold_constants, merge_common
 from flowmx.ops.compiled.constant import Constant
 
 SIMPLIFYING = [place, fold_constants, drop_identities, merge_common]
