@@ -21,7 +21,7 @@ _PAUSE_HARD = 2
 _WAITS = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "3000"}
 
 _applied: int | None = None
-_openmp: ctypes.CDLL | None = None
+_openmp: ctypes.PyDLL | None = None
 """The OpenMP library, if its kernels use fewer threads than there are cores."""
 
 
@@ -45,7 +45,7 @@ def apply(config: Settings) -> None:
     if former is None and count == cores() and not config.cpu_kernel_nthreads:
         return  # the libraries' default, unless the environment (OMP_NUM_THREADS) sets another
     try:
-        _openmp = ctypes.CDLL("libgomp.so.1")
+        _openmp = ctypes.PyDLL("libgomp.so.1")  # short calls, which keep the interpreter's lock
     except OSError:
         pass  # without the library there are no OpenMP kernels
     try:

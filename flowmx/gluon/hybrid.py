@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 
 import numpy as np
@@ -54,18 +55,58 @@ class Traced(NamedTuple):
     classic: tuple[int, ...] = ()
 
 
+class Sources:
+    """The inputs of a compiled graph: positions among the block's inputs, and parameters.
+
+    Reading the parameters one by one takes as long as a layer, so their arrays are read again only after a change.
+
+    Args:
+        sources: for each input, a position or a parameter.
+    """
+
+    def __init__(self, sources: Sequence[int | Parameter]) -> None:
+        self._sources = sources
+        self._positions = [(at, source) for at, source in enumerate(sources) if isinstance(source, int)]
+        self._parameters = [source for source in sources if not isinstance(source, int)]
+        self._is_cacheable = not any(is_replaced(each, "data", Parameter.data) for each in self._parameters)
+        self._last: tuple[Context, list[Any], list[Any]] | None = None
+        """The context of the last call, the tables of the parameters' arrays, and its inputs."""
+
+    def inputs(self, arrays: Sequence[Any], context: Context) -> list[Any]:
+        """Return the inputs for the block's inputs, which are on a device."""
+        if not self._is_cacheable:
+            return self._read(arrays, context)
+        last = self._last
+        if last is None or last[0] != context or not all(map(is_, map(_tables_of, self._parameters), last[1])):
+            tables = [*map(_tables_of, self._parameters)]  # first, so that the next call sees a change in between
+            inputs = self._read(arrays, context)
+            for at, _ in self._positions:
+                inputs[at] = None
+            self._last = last = context, tables, inputs
+        inputs = last[2].copy()
+        for at, position in self._positions:
+            inputs[at] = arrays[position]
+        return inputs
+
+    def _read(self, arrays: Sequence[Any], context: Context) -> list[Any]:
+        return [arrays[source] if isinstance(source, int) else source.data(context) for source in self._sources]
+
+
+_tables_of = attrgetter("_arrays")
+
+
 class Compiled(NamedTuple):
     """A traced block with its compiled graph.
 
     Attributes:
         traced: the traced symbol.
         op: computes the symbol.
-        sources: for each input of ``op``, a position among the block's inputs or a parameter.
+        sources: the inputs of ``op``.
     """
 
     traced: Traced
     op: CachedOp
-    sources: list[int | Parameter]
+    sources: Sources
 
 
 class HasHybridForward(Protocol[R_co]):
@@ -288,7 +329,7 @@ class HybridBlock(Block):
             with collector.paused():
                 self._build_cache(*args)
                 compiled = self._compiled.get(_key(arrays, form)) or self._compile(arrays, form, args)
-        inputs = [arrays[source] if isinstance(source, int) else source.data(context) for source in compiled.sources]
+        inputs = compiled.sources.inputs(arrays, context)
         hooks = [hook for hook in self._op_hooks if hook.is_active()] if self._op_hooks else None
         outputs = self._observe(compiled, inputs, hooks) if hooks else compiled.op(*inputs)
         form, classic = compiled.traced.form, compiled.traced.classic
@@ -346,7 +387,7 @@ class HybridBlock(Block):
         traced = self._partition(traced, params)
         names = traced.symbol.list_inputs()
         position = {name: index for index, name in enumerate(traced.inputs)}
-        sources = [position[name] if name in position else params[name] for name in names]
+        sources = Sources([position[name] if name in position else params[name] for name in names])
         op = CachedOp(traced.symbol, **self._flags, data_names=traced.inputs, owner=self.name)
         # Another thread may have compiled the graph in the meantime.
         return self._compiled.setdefault(_key(arrays, form), Compiled(traced, op, sources))

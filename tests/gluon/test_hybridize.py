@@ -681,3 +681,38 @@ def test_a_block_may_set_the_shapes_of_its_parameters(hybridize):
     net.hybridize(hybridize)
     assert net(mx.nd.zeros((1, 3))).asnumpy().tolist() == [[8.0, 8.0, 8.0]]
     assert net.rows.shape == (4, 2)
+
+
+def test_a_hybridized_block_reads_parameters_with_new_arrays():
+    net = mx.gluon.nn.Dense(2, in_units=3)
+    net.initialize()
+    net.hybridize(static_alloc=True, static_shape=True)
+    x = mx.nd.ones((1, 3))
+    for factor in (1, 2):
+        net.initialize(mx.init.Constant(factor), force_reinit=True)
+        for _ in range(3):
+            np.testing.assert_array_equal(net(x).asnumpy(), [[3 * factor, 3 * factor]])
+    net.weight.set_data(mx.nd.full((2, 3), 5))
+    np.testing.assert_array_equal(net(x).asnumpy(), [[15, 15]])
+
+
+def test_a_parameter_that_computes_its_data_is_read_at_each_call():
+    class Doubled(mx.gluon.Parameter):
+        def data(self, ctx=None):
+            return 2 * super().data(ctx)
+
+    class Scale(mx.gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.factor = self.params.get("factor", shape=(1,), init="ones")
+            self.factor.__class__ = Doubled
+
+        def hybrid_forward(self, F, x, factor):
+            return F.broadcast_mul(x, factor)
+
+    net = Scale()
+    net.initialize()
+    net.hybridize()
+    for value in (1, 3):
+        net.factor.set_data(mx.nd.array([value]))
+        assert net(mx.nd.ones((1,))).asscalar() == 2 * value

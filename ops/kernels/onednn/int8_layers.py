@@ -78,10 +78,10 @@ class RescaleBy(Rescale):
 
     def __init__(self, source: Geometry, target: Geometry, factor: float) -> None:
         super().__init__(source, target)
-        self._factor = np.full((1,), factor, np.float32)
+        self.constants = [np.full((1,), factor, np.float32)]
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
-        return super().calls(base, *addresses, pointer(self._factor))
+        return super().calls(base, *addresses, pointer(self.constants[0]))
 
 
 def _by_factor(factor: Callable[[Any], float]) -> Make:

@@ -19,7 +19,7 @@ from flowmx.bounded_tables import make_room
 from flowmx.ops.kernels.onednn.layouts import FLOATS, KEPT, TYPES, Array, Geometry, geometry, pointer, suits
 from flowmx.ops.kernels.onednn.library import OneDNNError, library
 from flowmx.ops.kernels.onednn.primitives import Bound
-from flowmx.ops.kernels.onednn.work import FixedWork, Work, call_all, first_line
+from flowmx.ops.kernels.onednn.work import FixedWork, Work, call_all, first_line, record_constants
 from flowmx.ops.kernels.recording import current, mark_incomplete
 from flowmx.ops.math.conversion import as_type, cast
 from flowmx.ops.registry.dtypes import FLOAT32, DType, is_floating
@@ -267,6 +267,8 @@ class TiedKernel:
         recording = current()
         if recording is not None:
             recording.use_memory(self._memory, is_aligned=True)
+            if self._work is not None:
+                record_constants(self._work)
         call_all(self._calls, self._taken)
 
     def _tie(self, inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:

@@ -69,10 +69,12 @@ class Work:
     Attributes:
         workspace: the layout of their workspace.
         threads: the number of threads, set when the work was made.
+        constants: arrays whose addresses the calls contain.
     """
 
     def __init__(self) -> None:
         self.workspace = WorkspaceLayout()
+        self.constants: list[Array] = []
         self.threads = library_or_raise().threads()
 
     @staticmethod
@@ -92,7 +94,15 @@ class Work:
     def __call__(self, *addresses: int) -> None:
         """Run now, in the thread's workspace."""
         memory = workspace_memory(self.nbytes)
+        record_constants(self)
         run_all(self.calls(first_line(memory), *addresses), self.threads)
+
+
+def record_constants(work: Work) -> None:
+    """Let the current recording, if any, refer to the constants of a work."""
+    recording = current()
+    if recording is not None:
+        recording.use_memory(work.constants)
 
 
 def run_all(calls: Iterable[Call], threads: int) -> None:
@@ -130,7 +140,7 @@ def call_all(calls: Sequence[Bound], threads: int) -> None:
 
 
 _APART = 1 << 48
-"""The distance in bytes between the addresses that represent arguments."""
+"""The distance in bytes between the addresses that represent arguments; addresses of constants are less."""
 
 
 class FixedWork:
@@ -152,7 +162,8 @@ class FixedWork:
     def __call__(self, *addresses: int) -> None:
         """Run now, in the thread's workspace."""
         memory = workspace_memory(self._nbytes) if self._nbytes else None
-        places = (0 if memory is None else first_line(memory), *addresses)
+        places = (0 if memory is None else first_line(memory), *addresses, 0)  # constants: the last place
+        record_constants(self._work)
         run_all(
             [(runs, tuple([places[which] + offset for which, offset in where])) for runs, where in self._calls],
             self._threads,
