@@ -7,11 +7,11 @@ the backward pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
-from operator import is_
-from typing import Any
+from operator import attrgetter, is_
+from typing import Any, NamedTuple
 
 from flowmx import forks
 from flowmx.devices import Device
@@ -34,8 +34,21 @@ _LIGHT_VALUES = 64
 """The largest number of values in the graph of a light call."""
 
 
-Versions = Mapping[int, tuple[Any, int]]
-"""Storages and their versions, by the position of the variable."""
+class Versions(NamedTuple):
+    """The versions of variables when a call was pushed.
+
+    Attributes:
+        storages: the storages of the variables.
+        numbers: the version of each.
+        are_all: whether these are all variables, since it was not known which ones matter.
+    """
+
+    storages: tuple[Any, ...]
+    numbers: tuple[int, ...]
+    are_all: bool
+
+
+_version_of = attrgetter("version")
 
 
 class Compiled:
@@ -157,13 +170,14 @@ class Compiled:
         return (self._is_light and stage in self._has_run) or (stage == FORWARD and self.is_short)
 
     def versions(self, storages: Sequence[Any]) -> Versions:
-        """Return the versions of the variables from which reused values are computed, by position.
+        """Return the versions of the variables from which reused values are computed.
 
         Args:
             storages: the storage of each variable.
         """
-        positions = range(len(storages)) if self._pool is None else self._read_once
-        return {at: (storages[at], storages[at].version) for at in positions}
+        are_all = self._pool is None
+        chosen = tuple(storages) if are_all else self._reused(storages)
+        return Versions(chosen, tuple(map(_version_of, chosen)), are_all)
 
     def forward(self, inputs: Sequence[Array], outputs: Sequence[Array], versions: Versions) -> Runner:
         """Run the forward pass; return the runner, which holds the values for the backward pass.
@@ -218,9 +232,17 @@ class Compiled:
     def _compute(self, runner: Runner, versions: Versions) -> None:
         """Run the forward pass on the bound arrays."""
         whole = runner.whole_forward
-        whole.compute(tuple([versions[at] for at in self._read_once]) if whole.once else ())
+        compared: tuple[Any, ...] = ()
+        if whole.once:
+            storages, numbers, are_all = versions
+            compared = (self._reused(storages), self._reused(numbers)) if are_all else (storages, numbers)
+        whole.compute(compared)
         self.is_short = whole.is_short
         self._has_run.add(FORWARD)
+
+    def _reused(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Select from values, one for each variable, those of the variables from which reused values are computed."""
+        return tuple([values[at] for at in self._read_once])
 
     @cached_property
     def _read_once(self) -> list[int]:

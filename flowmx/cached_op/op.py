@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any, cast
+from weakref import ref
 
 from flowmx import autograd, forks
 from flowmx.bounded_tables import make_room
@@ -89,6 +90,8 @@ class CachedOp:
         self._fixed = [i for i, node in enumerate(self._variables) if node in ones]
         self._cache = GraphCache(owner or self._name)
         self._compiled: dict[Any, Compiled] = self._cache.graphs
+        self._last: tuple[Any, ref[Compiled]] | None = None
+        """The key of the last call, and its graph."""
         self._blocks: dict[Device, Blocks] = {}
         self._gradients: dict[Any, tuple[_Function, list[int]]] = {}
         self._lock = forks.lock()
@@ -158,7 +161,13 @@ class CachedOp:
         casting = core.casting if self._may_cast else None
         input_types = shapes, tuple(map(_dtype_of, args))
         key = (device, train, casting, argnums, input_types)
-        compiled = self._compiled.get(key)
+        # Hashing hundreds of shapes takes longer than comparing them with those of the last call.
+        last = self._last
+        if last is not None and last[0] == key:
+            compiled = last[1]()
+        else:
+            compiled = self._compiled.get(key)
+            self._last = None if compiled is None else (key, ref(compiled))
         if compiled is not None:
             compiled.used = tick()
             return compiled

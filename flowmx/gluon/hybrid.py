@@ -73,7 +73,7 @@ class Sources:
         """The context of the last call, the tables of the parameters' arrays, and its inputs."""
 
     def inputs(self, arrays: Sequence[Any], context: Context) -> list[Any]:
-        """Return the inputs for the block's inputs, which are on a device."""
+        """Return the inputs of the graph for inputs of the block on a device."""
         if not self._is_cacheable:
             return self._read(arrays, context)
         last = self._last

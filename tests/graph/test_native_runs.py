@@ -190,6 +190,23 @@ def test_a_network_is_one_native_call_with_the_same_bits(name, runners):
         assert runners[-1].whole_forward.launcher is None
 
 
+def test_a_quantized_network_is_one_run_with_its_conversions(runners):
+    """The factors of the conversions are constants; the recording refers to them."""
+    data = np.random.default_rng(0).uniform(-1, 1, (2, 64, 8, 8)).astype("f4")
+    net = static(convolutions(64, 64), (2, 64, 8, 8))
+    loader = mx.gluon.data.DataLoader(mx.gluon.data.ArrayDataset(data, np.zeros(2, "f4")), batch_size=2)
+    quantized = mx.contrib.quantization.quantize_net_v2(
+        net, quantized_dtype="auto", calib_mode="naive", calib_data=loader, num_calib_examples=2, ctx=mx.cpu()
+    )
+    quantized.hybridize(static_alloc=True, static_shape=True)
+    runners.clear()
+    x = mx.nd.array(data)
+    expected = quantized(x).asnumpy()
+    for _ in range(3):
+        np.testing.assert_array_equal(quantized(x).asnumpy(), expected)
+    assert [type(each) for each in pieces_of(runners[-1])] == [int]
+
+
 def test_parameters_that_change_are_read(runners):
     net = static(nn.Dense(3, in_units=4), (2, 4))
     x = random(2, 4)

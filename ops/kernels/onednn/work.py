@@ -99,7 +99,7 @@ class Work:
 
 
 def record_constants(work: Work) -> None:
-    """Let the current recording, if any, refer to the constants of a work."""
+    """Add the constants of a work to the memory of the current recording, if any."""
     recording = current()
     if recording is not None:
         recording.use_memory(work.constants)
@@ -140,7 +140,7 @@ def call_all(calls: Sequence[Bound], threads: int) -> None:
 
 
 _APART = 1 << 48
-"""The distance in bytes between the addresses that represent arguments; addresses of constants are less."""
+"""The distance in bytes between the addresses that represent arguments. Real addresses, of constants, are smaller."""
 
 
 class FixedWork:
