@@ -32,6 +32,7 @@ myst_enable_extensions = ["colon_fence"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
 suppress_warnings = ["ref.python"]  # names in annotations that several modules export
 autodoc_default_options = {"members": True}
 napoleon_google_docstring = True
@@ -40,6 +41,7 @@ napoleon_use_ivar = True
 napoleon_use_rtype = False
 napoleon_custom_sections = [("Source", "notes_style")]
 python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 100
 default_role = "code"
 
 

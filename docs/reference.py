@@ -32,9 +32,10 @@ from flowmx.ops.registry.examples import example
 from flowmx.ops.registry.operators import Operator, registered_operators
 from flowmx.ops.registry.parameters import Parameter
 from flowmx.suggestions import EQUIVALENTS
+from flowmx.tools import stubs
 from tests.op_cases import every_case
 from tests.op_cases.case import Case
-from tests.operator_page import call_of, families, sentence
+from tests.operator_page import families, sentence
 
 HERE = Path(__file__).parent
 KINDS = ("nn", "recurrent", "math", "arrays", "linalg", "random", "vision", "optimizers", "control")
@@ -333,18 +334,24 @@ def parameter_row(parameter: Parameter) -> tuple[str, ...]:
     return f"``{parameter.name}``", plain(parameter.describe()), default, plain(parameter.doc)
 
 
+def signature(cls: type[Operator], array: str) -> str:
+    """Return the typed signature of an operator's function for arrays or symbols, as in its stub."""
+    result = stubs.return_type(cls, array).replace("Any", f"{array} | list[{array}]")
+    arguments = ", ".join(stubs.arguments(cls, array)).replace("ctx: Any", "ctx: Context | str")
+    return f"({arguments.replace('Any', 'DTypeLike')}) -> {result}"
+
+
 def operator_page(cls: type[Operator], group: str) -> str:
     """Return the page of an operator, in reStructuredText."""
     title = cls.name
     layers = {each.lower() for each in mx.gluon.nn.__all__}  # classes with separate pages
     also = [word for word, meant in EQUIVALENTS.items() if meant in (cls.name, *cls.aliases) and word not in layers]
     words = dict.fromkeys([cls.name, *cls.aliases, *(each.rpartition(".")[2] for each in paths(cls)), *also])
-    signature = call_of(cls).removeprefix(cls.name).replace("=?", "")
     called = [each for each in paths(cls) if found_at(each) is not None] or [cls.name]
     lines = [":orphan:", "", ".. index::", *(f"   ! single: {each}" for each in words), "", title, "=" * len(title), ""]
     lines += [f":doc:`Operators </operators>` › :doc:`/reference/{group}`", ""]
-    lines += [f".. py:function:: mx.nd.{called[0]}{signature}"]
-    lines += [f"                 mx.sym.{called[0]}{signature}", "   :no-index-entry:", "", ""]
+    lines += [f".. py:function:: mx.nd.{called[0]}{signature(cls, 'NDArray')}"]
+    lines += [f"                 mx.sym.{called[0]}{signature(cls, 'Symbol')}", "   :no-index-entry:", "", ""]
     doc = inspect.cleandoc(cls.__doc__ or "")
     lines += [plain(doc), ""]
     if more := [f"``mx.nd.{each}``" for each in called[1:]]:

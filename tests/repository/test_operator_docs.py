@@ -1,10 +1,12 @@
 """The documentation of every public operator: the shapes and dtypes of inputs and outputs are present and right."""
 
+import ast
 import re
 
 import numpy as np
 
 import flowmx as mx
+from docs import reference
 from docs.reference import CALLS, operator_page, smallest
 from flowmx import nd
 from flowmx.ops.registry.documentation import documentation, inputs_of, outputs_of
@@ -111,7 +113,7 @@ def test_every_operator_has_an_example_on_its_page():
 def test_the_page_of_an_operator_is_complete():
     page = operator_page(lookup("_linalg_gemm2"), "linalg")
     assert page.startswith(":orphan:\n\n.. index::\n   ! single: _linalg_gemm2\n")
-    assert ".. py:function:: mx.nd.linalg.gemm2(A, B, transpose_a=False" in page
+    assert ".. py:function:: mx.nd.linalg.gemm2(A: NDArray, B: NDArray, transpose_a: bool = False" in page
     for part in (
         "* - ``A``",
         "* - ``alpha``",
@@ -128,3 +130,12 @@ def test_a_function_lists_its_inputs_and_a_method_omits_its_array():
     assert "    a: " not in nd.NDArray.take.__doc__
     assert "    indices: any shape, int or float.\n" in nd.NDArray.take.__doc__
     assert "\nReturns:\n    (*a.shape[:axis], " in nd.take.__doc__
+
+
+def test_the_signatures_on_the_site_are_python():
+    for cls in reference.public():
+        for array in ("NDArray", "Symbol"):
+            text = reference.signature(cls, array)
+            (function,) = ast.parse(f"def function{text}: ...").body
+            assert all(each.annotation for each in (*function.args.args, *function.args.kwonlyargs)), cls.name
+            assert "Any" not in text, cls.name
