@@ -555,12 +555,14 @@ _BUILTIN_METHODS = {name: getattr(HybridBlock, name) for name in (*_INFERENCE_ME
 _NOTE = "while composing"
 
 
-def _leaves(args: Sequence[Any]) -> Iterator[Any]:
+def _leaves(args: Sequence[Any]) -> list[Any]:
+    leaves: list[Any] = []
     for arg in args:
         if isinstance(arg, (list, tuple)):
-            yield from _leaves(arg)
+            leaves += _leaves(arg)
         else:
-            yield arg
+            leaves.append(arg)
+    return leaves
 
 
 def _is_np(arrays: Sequence[Any]) -> bool:
@@ -589,7 +591,7 @@ def _kinds(args: Sequence[Any]) -> tuple[dict[Context, None], bool]:
     has_symbols = False
     for leaf in _leaves(args):
         if isinstance(leaf, NDArray):
-            contexts[leaf.context] = None
+            contexts[leaf.storage.device.context] = None
         elif isinstance(leaf, Symbol):
             has_symbols = True
     return contexts, has_symbols

@@ -16,7 +16,7 @@ from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import Operation
 from flowmx.ndarray import core
 from flowmx.ndarray.computations import SHARED_BYTES, bind_once, compute_ufunc
-from flowmx.ndarray.core import BaseArray, Storage, invoke, new_handle, record
+from flowmx.ndarray.core import BaseArray, Storage, invoke, new_handle, record_result
 from flowmx.ndarray.recording import state
 from flowmx.ops.registry.kernels import kernel_for
 from flowmx.ops.registry.operators import Operator
@@ -103,9 +103,7 @@ class FastCall:
             work.short = spec.short
             engine.enqueue(work)
         if mode.recording and (x.history is not None or y is not None):
-            op = self.op
-            gradient = spec.gradient
-            record(op.name, gradient, operands, (out,), 1, origin or capture(3), spec.rules)
+            record_result(self.op.name, spec.gradient, x, y, out, origin or capture(3), spec.rules)
         return out
 
     def _remember(self, operands: tuple[BaseArray, ...], device: Device, key: object) -> tuple[object, ...]:

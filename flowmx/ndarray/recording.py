@@ -172,6 +172,9 @@ def free(nodes: Sequence[TapeNode]) -> None:
         node.era = _era
 
 
+_new: Any = object.__new__
+
+
 class TapeNode:
     """One recorded operator call, and the :data:`TapeEntry` of its first output.
 
@@ -225,6 +228,24 @@ class TapeNode:
             saved.append(storage if array.strided_view is None else array.without_history())
             versions.append(storage.version)
         self.saved_state = (*saved, *versions)
+
+    @classmethod
+    def of_result(
+        cls, name: str, gradient: Any, entries: tuple[TapeEntry | None, ...], saved_state: tuple[Any, ...],
+        origin: Origin | None, rules: dict[Any, Any],
+    ) -> TapeNode:  # fmt: skip
+        """Return the node of a call with one output, faster than the constructor; for the arguments see the class."""
+        node: TapeNode = _new(cls)
+        node.name = name
+        node.gradient = gradient
+        node.entries = entries
+        node.saved_state = saved_state
+        node.visible = 1
+        node.origin = origin
+        node.rules = rules
+        node.era = _era
+        node._arrays = None
+        return node
 
     @property
     def node(self) -> TapeNode:

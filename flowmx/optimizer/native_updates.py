@@ -7,7 +7,6 @@ of the loops.
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -53,8 +52,8 @@ class NativeUpdates:
         self._nothing: list[None] = []
         self._ops: list[Operator] = []
         """The operators whose numbers are in the recorded calls."""
-        self._places: list[int] = []
-        """The addresses of these numbers."""
+        self._numbers: list[memoryview] = []
+        """These numbers, as bytes."""
 
     def run(
         self, run: Run, arrays: Sequence[Sequence[BaseArray]], ops: Sequence[Operator],
@@ -97,7 +96,7 @@ class NativeUpdates:
                     self._schedule = Schedule()  # record the other loop
                     return False
                 numbers, last = _packed(recorded.loop, op), (op, recorded)
-            ctypes.memmove(self._places[at], numbers, len(numbers))
+            self._numbers[at][:] = numbers
             self._ops[at] = op
         return True
 
@@ -125,7 +124,8 @@ class NativeUpdates:
         if len(calls) == len(steps):
             flops = sum(each.out.size * len(each.inputs) for each in steps)
             native = self._native = NativeRun(calls, threads_here(), flops)
-            self._places = [native.word_address(at, Loop.FIRST_SCALAR) for at in range(len(calls))]
+            counts = [len(each.loop.uniforms) for each in self._updates]
+            self._numbers = [native.words_of(at, Loop.FIRST_SCALAR, count) for at, count in enumerate(counts)]
         self._release()
         self._schedule.complete()
 

@@ -167,7 +167,7 @@ def _spread(op: Any, in_forms: Sequence[Form], out_form: Form) -> NativeForm | N
     if not axes or axes != [*range(axes[0], len(shape))] or head != math.prod(shape[: axes[0]]):
         return None
     columns = math.prod(shape[axes[0] :])
-    return _loop(_filled_rows, dtype, head, columns, columns if op.name == "_backward_mean" else 1)
+    return _loop(_filled_rows, dtype, head, columns, numbers=(columns if op.name == "_backward_mean" else 1,))
 
 
 def _embed(op: Any, in_forms: Sequence[Form], out_form: Form) -> NativeForm | None:
@@ -187,6 +187,14 @@ def _embed(op: Any, in_forms: Sequence[Form], out_form: Form) -> NativeForm | No
         _copy_bytes(out[first : first + size], inputs[0])
 
     return form
+
+
+def _outer_products(op: Any, in_forms: Sequence[Form], out_form: Form) -> NativeForm | None:
+    """Return a batch of products of a column and a row."""
+    (x, dtype), (y, _) = in_forms[:2]
+    if len(x) != 3 or x[1 if op.transpose_a else 2] != 1 or y[2 if op.transpose_b else 1] != 1:
+        return None
+    return _loop(_batched_products, dtype, x[0], x[1] * x[2], y[1] * y[2])
 
 
 def _parts(op: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> NativeForm | None:
@@ -221,18 +229,20 @@ _BY_NAME: dict[str, Callable[[Any, Sequence[Form], Form], NativeForm | None]] = 
     "_backward_mean": _spread,
     "_backward_sum": _spread,
     "_embedded_part": _embed,
+    "batch_dot": _outer_products,
     "reshape_like": _copy,
 }
 
 
 def _loop(
-    write: Callable[[FloatType, frozenset[str]], str], dtype: Any, rows: int, columns: int, *numbers: float
+    write: Callable[[FloatType, frozenset[str]], str], dtype: Any, *counts: int, numbers: tuple[float, ...] = ()
 ) -> NativeForm | None:  # fmt: skip
-    """Return a loop over the rows and columns of arrays; None if it is not compiled (yet)."""
+    """Return a loop with these counts (rows and columns) over arrays; None if it is not compiled (yet)."""
     program = _program(write, dtype)
     if program is None or program.get() is None:
         return None
-    head, count = struct.pack(f"4q{len(numbers)}d", 0, 1, rows, columns, *numbers), _INPUTS.get(write, 1)
+    head = struct.pack(f"{2 + len(counts)}q{len(numbers)}d", 0, 1, *counts, *numbers)
+    count = _INPUTS.get(write, 1)
 
     def form(inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         arrays = (*inputs[:count], *outputs)
@@ -287,6 +297,24 @@ def _single_products(real: FloatType, features: frozenset[str]) -> str:
 
         def multiply(index: Any, mask: Any) -> None:
             term = code.binary("fmul", factor, code.load(y, index, mask))
+            code.store(code.binary("fadd", code.constant(0.0), term), out, code.plus(start, index), mask)
+
+        code.strips(code.index(0), columns, multiply)
+    return code.finish()
+
+
+def _batched_products(real: FloatType, features: frozenset[str]) -> str:
+    """Products of matrices with one term, for each item of a batch."""
+    code = Code(real, features)
+    batch, rows, columns = code.word(), code.word(), code.word()
+    x, y, out = code.array(), code.array(), code.array()
+    with code.tasks(), code.loop(code.index(0), batch) as item, code.loop(code.index(0), rows) as row:
+        number = code.plus(code.times(item, rows), row)
+        factor = code.spread(code.load_one(x, number))
+        start, first = code.times(number, columns), code.times(item, columns)
+
+        def multiply(index: Any, mask: Any) -> None:
+            term = code.binary("fmul", factor, code.load(y, code.plus(first, index), mask))
             code.store(code.binary("fadd", code.constant(0.0), term), out, code.plus(start, index), mask)
 
         code.strips(code.index(0), columns, multiply)
@@ -348,5 +376,5 @@ def _sum_in_pairs(real: FloatType, features: frozenset[str]) -> str:
     return code.finish()
 
 
-_INPUTS: dict[Any, int] = {_outer_product: 2, _single_products: 2}
+_INPUTS: dict[Any, int] = {_outer_product: 2, _single_products: 2, _batched_products: 2}
 """The number of inputs that a loop reads, if it is not one."""

@@ -8,6 +8,7 @@ from flowmx import autograd, nd, settings
 from flowmx.gluon import nn
 from flowmx.ops.kernels.llvm import native_run
 from flowmx.optimizer import grouped_updates, native_updates
+from flowmx.optimizer.fused_optimizer import FusedOptimizer
 from tests.native_runs import eager_native_runs
 
 pytestmark = pytest.mark.skipif(not native_run.prepare(), reason="native runs are not possible here")
@@ -162,3 +163,40 @@ def test_weights_that_failed_are_not_updated():
     training.trainer.step(1, ignore_stale_grad=True)
     with pytest.raises(ValueError, match="late"):
         weight.data().asnumpy()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", mx.optimizer.SGD(momentum=0.9)])
+def test_a_repeated_step_is_checked_once(optimizer, monkeypatch):
+    pushes = []
+    real = FusedOptimizer._push_each
+    monkeypatch.setattr(FusedOptimizer, "_push_each", lambda self, *rest: (pushes.append(1), real(self, *rest)))
+    training = Training(optimizer)
+    for batch in (1, 1, 2, 3):
+        training.step(batch)
+    assert len(pushes) == 1
+    training.trainer.set_learning_rate(0.01)
+    training.step()
+    assert len(pushes) == 1
+    next(iter(training.params.values())).lr_mult = 2
+    training.step()
+    assert len(pushes) == 2  # the rates differ
+    for param in training.params.values():
+        param.lr_mult = 1
+    training.step()
+    training.step()
+    assert len(pushes) == 3
+
+
+def test_a_new_gradient_or_weight_is_used():
+    training = Training("sgd")
+    for _ in range(3):
+        training.step()
+    param = next(iter(training.params.values()))
+    before = param.data().asnumpy()
+    param.set_data(nd.zeros(before.shape))
+    param.grad_req = "null"
+    param.grad_req = "write"  # makes another gradient
+    training.step()
+    grad = param.grad().asnumpy()
+    assert np.any(grad)
+    np.testing.assert_array_equal(param.data().asnumpy(), np.float32(-0.05) * grad)

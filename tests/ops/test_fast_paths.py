@@ -31,7 +31,12 @@ def counted(monkeypatch, owner, name, key=lambda *arguments: None):
 def recorded_names(monkeypatch):
     """Return a list to which each call that may be recorded appends its name."""
     names = counted(monkeypatch, core, "record", lambda name, *rest: name)
-    monkeypatch.setattr(fast_calls, "record", core.record)
+
+    def record_result(name, *rest, real=core.record_result):
+        names.append(name)
+        real(name, *rest)
+
+    monkeypatch.setattr(fast_calls, "record_result", record_result)
     return names
 
 

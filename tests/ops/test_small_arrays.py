@@ -61,6 +61,18 @@ def test_sums_of_columns(dtype):
         assert check(op, [head[0]], np.add.reduce(head[0], 0)) == (columns > 1 or rows >= 8)
 
 
+@pytest.mark.parametrize("turn_a", [False, True])
+@pytest.mark.parametrize("turn_b", [False, True])
+def test_batches_of_columns_times_rows(turn_a, turn_b):
+    op = lookup("batch_dot").create(transpose_a=turn_a, transpose_b=turn_b)
+    for batch, rows, columns in sizes(20):
+        x = normal(batch, *((1, rows) if turn_a else (rows, 1)))
+        y = normal(batch, *((columns, 1) if turn_b else (1, columns)))
+        expected = np.matmul(x.swapaxes(1, 2) if turn_a else x, y.swapaxes(1, 2) if turn_b else y)
+        assert check(op, [x, y], expected)
+    assert not check(op, [normal(2, 3, 3), normal(2, 3, 3)], normal(2, 3, 3))
+
+
 @pytest.mark.parametrize("count", [8, 9, 15, 16, 31, 64, 127, 128])
 def test_a_single_column_is_added_up_in_pairs(count):
     op = lookup("_backward_bias").create(axis=-1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
@@ -15,10 +14,10 @@ from flowmx.engine import origin
 from flowmx.gluon.base_block import A, Block
 from flowmx.gluon.hybrid import HybridBlock, Layer
 from flowmx.gluon.nn.activations import Activation
+from flowmx.gluon.products import activated_product, fully_connected
 from flowmx.ndarray import NDArray, core
 from flowmx.ndarray.functions import apply
 from flowmx.ops.registry.dtypes import FLOAT32
-from flowmx.ops.registry.operators import Operator, lookup
 from flowmx.ops.sparse.shapes import SparseShape
 
 __all__ = ["Dense", "Dropout", "Embedding", "Flatten", "HybridLambda", "HybridSequential", "Lambda", "Sequential"]
@@ -155,10 +154,8 @@ class Dense(Layer):
     def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
         if self.act is not None and isinstance(x, NDArray) and self._can_fuse_activation(x, weight):
             inputs = (x, weight) if bias is None else (x, weight, bias)
-            return apply(_fused_operator(self._units, bias is None, self._flatten, self.act._act_type), inputs)
-        out = F.FullyConnected(
-            x, weight, bias, no_bias=bias is None, num_hidden=self._units, flatten=self._flatten, name="fwd"
-        )
+            return apply(activated_product(self._units, bias is None, self._flatten, self.act._act_type), inputs)
+        out = fully_connected(F, x, weight, bias, self._units, self._flatten, "fwd")
         return out if self.act is None else self.act(out)
 
     def _can_fuse_activation(self, x: NDArray, weight: NDArray) -> bool:
@@ -185,12 +182,6 @@ class Dense(Layer):
 
 
 _ACTIVATION = Activation.hybrid_forward
-
-
-@lru_cache(1024)
-def _fused_operator(units: int, no_bias: bool, flatten: bool, act_type: str) -> Operator:
-    """Return the operator of a product with an activation."""
-    return lookup("_dense").create(num_hidden=units, no_bias=no_bias, flatten=flatten, act_type=act_type)
 
 
 class Dropout(Layer):

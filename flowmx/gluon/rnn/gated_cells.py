@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from flowmx.gluon.parameter_dict import ParameterDict
+from flowmx.gluon.products import fully_connected
 from flowmx.gluon.rnn import cell_steps, fused_unroll, sequences
 from flowmx.gluon.rnn.cell_steps import StepResult
 from flowmx.gluon.rnn.recurrent_cell import HybridRecurrentCell
@@ -103,8 +104,8 @@ class _GatedCell(HybridRecurrentCell):
         h2h_bias: Tensor,
     ) -> StepResult:
         prefix, rows = f"t{self._counter}_", len(self.kind.gates) * self._hidden_size
-        i2h = F.FullyConnected(inputs, i2h_weight, i2h_bias, num_hidden=rows, name=f"{prefix}i2h")
-        h2h = F.FullyConnected(states[0], h2h_weight, h2h_bias, num_hidden=rows, name=f"{prefix}h2h")
+        i2h = fully_connected(F, inputs, i2h_weight, i2h_bias, rows, name=f"{prefix}i2h")
+        h2h = fully_connected(F, states[0], h2h_weight, h2h_bias, rows, name=f"{prefix}h2h")
         fused_step = self.kind.fused_step
         if fused_step is not None and self._can_fuse(i2h, h2h, states):
             return fused_step(i2h, h2h, states)

@@ -313,14 +313,15 @@ class NativeRun:
         check("primitive_execute", result)
         raise OneDNNError("oneDNN: primitive_execute failed")
 
-    def word_address(self, loop: int, word: int) -> int:
-        """Return the address of an argument of a loop, through which later runs get another value.
+    def words_of(self, loop: int, first: int, count: int) -> memoryview:
+        """Return some arguments of a loop as bytes, through which later runs get other values.
 
         Args:
             loop: the position of the loop among the recorded loops.
-            word: the position of the argument.
+            first: the position of the first argument.
+            count: the number of arguments.
         """
-        return ctypes.addressof(self._words[2 * loop]) + 8 * word
+        return memoryview(self._words[2 * loop]).cast("B")[8 * first : 8 * (first + count)]
 
     @property
     def current_step(self) -> int:
