@@ -528,10 +528,10 @@ class ForgetsTheLost(Members):
     """A wrong implementation whose barriers wait for lost nodes."""
 
     def _apply_rules(self, now):
-        living = self._living
-        self._living = lambda role=None: self.places.values() if role == "worker" else living(role)
+        living = self._live_places
+        self._live_places = lambda role=None: self.places.values() if role == "worker" else living(role)
         super()._apply_rules(now)
-        del self._living
+        del self._live_places
 
 
 class OpensEarly(Members):

@@ -95,5 +95,5 @@ def test_copies_of_vectors_live_until_the_kernel_has_read_them():
         loaded.extend(np.ctypeslib.as_array((ctypes.c_float * 2).from_address(address)).tolist())
         del others
 
-    kernel._by_work(work)(None, None, [np.arange(4, dtype=np.float32)[::2]], [])
+    kernel._compute_with(work)(None, None, [np.arange(4, dtype=np.float32)[::2]], [])
     assert loaded == [0, 2]
