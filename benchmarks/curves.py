@@ -8,7 +8,7 @@ from html import escape
 SIZE, GAP, MARGIN, TOP = 260, 30, 40, 70
 
 Curve = tuple[str, str, Sequence[tuple[float, float]]]
-"""A label, a colour, and points."""
+"""A label, a color, and points."""
 
 
 def picture(title: str, axes: tuple[str, str], panels: Mapping[str, Sequence[Curve]]) -> str:
@@ -19,10 +19,10 @@ def picture(title: str, axes: tuple[str, str], panels: Mapping[str, Sequence[Cur
         f'<rect width="{width}" height="{height}" fill="white"/>',
         _text(GAP, 24, title, 'font-size="15" font-weight="bold"'),
     ]
-    legend = {label: colour for curves in panels.values() for label, colour, _ in curves}
-    for number, (label, colour) in enumerate(legend.items()):
+    legend = {label: color for curves in panels.values() for label, color, _ in curves}
+    for number, (label, color) in enumerate(legend.items()):
         x = GAP + 190 * number
-        parts += [_line([(x, 40), (x + 20, 40)], colour), _text(x + 26, 44, label)]
+        parts += [_line([(x, 40), (x + 20, 40)], color), _text(x + 26, 44, label)]
     for number, (name, curves) in enumerate(panels.items()):
         parts += _panel(GAP + MARGIN + number * (SIZE + MARGIN + GAP), name, axes, curves)
     return "\n".join([*parts, "</svg>\n"])
@@ -46,18 +46,18 @@ def _panel(left: float, name: str, axes: tuple[str, str], curves: Sequence[Curve
         (x, _), (_, y) = at((value, 0)), at((0, value))
         parts.append(_text(x, bottom + 14, f"{value:g}", 'font-size="9" text-anchor="middle"'))
         parts.append(_text(left - 4, y + 3, f"{value:g}", 'font-size="9" text-anchor="end"'))
-    for label, colour, points in curves:
-        parts.append(_line([at(point) for point in points], colour))
+    for label, color, points in curves:
+        parts.append(_line([at(point) for point in points], color))
         for point in points:
             x, y = at(point)
             tip = f"<title>{escape(label)}: {point[1]:.2f} at {point[0]:g}</title>"
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}">{tip}</circle>')
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{color}">{tip}</circle>')
     return parts
 
 
-def _line(points: Sequence[tuple[float, float]], colour: str) -> str:
+def _line(points: Sequence[tuple[float, float]], color: str) -> str:
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+    return f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5"/>'
 
 
 def _text(x: float, y: float, text: str, more: str = 'font-size="11"') -> str:

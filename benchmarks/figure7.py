@@ -26,13 +26,13 @@ class Strategy(NamedTuple):
     system: str
     worker: str
     environment: dict[str, str]
-    colour: str
+    color: str
 
 
-def _flowmx(label: str, in_place: int, match_range: int, colour: str) -> Strategy:
+def _flowmx(label: str, in_place: int, match_range: int, color: str) -> Strategy:
     settings = {"FLOWMX_EXEC_ENABLE_INPLACE": str(in_place), "FLOWMX_EXEC_MATCH_RANGE": str(match_range)}
     settings["FLOWMX_EXEC_SLICE"] = "off"  # the paper's strategies take the whole batch at once
-    return Strategy(label, "flowmx", "memory", settings, colour)
+    return Strategy(label, "flowmx", "memory", settings, color)
 
 
 _UNFUSED = {"MXNET_SUBGRAPH_BACKEND": "NONE"}
@@ -97,7 +97,7 @@ def draw(figures: Figures) -> str:
     panels = {}
     for phase, label in PHASES.items():
         panels[f"{label}, batch 64"] = [
-            Group(name, [(each.label, strategies[each.label][f"{phase}_mb"], each.colour) for each in STRATEGIES
+            Group(name, [(each.label, strategies[each.label][f"{phase}_mb"], each.color) for each in STRATEGIES
                          if each.label in strategies])
             for name, strategies in figures.items()
         ]  # fmt: skip

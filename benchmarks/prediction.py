@@ -32,7 +32,7 @@ _SECONDS = 0.5
 
 
 def _python_of(system: str) -> str | None:
-    """Return the interpreter of a system, or None where it is not installed."""
+    """Return the interpreter of a system, or None if it is not installed."""
     return next(filter(None, map(turns.python_of, PEERS.get(system, (system,)))), None)
 
 

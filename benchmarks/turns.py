@@ -22,7 +22,7 @@ Bars = dict[str, list[tuple[str, float]]]
 
 
 def python_of(system: str) -> str | None:
-    """Return the interpreter of a system, or None where it is not installed."""
+    """Return the interpreter of a system, or None if it is not installed."""
     if system == "flowmx":
         return sys.executable
     path = PEERS / system / "bin" / "python"

@@ -32,11 +32,11 @@ SIDE = 32
 
 
 def picture(digit: np.ndarray, photo: np.ndarray, random: np.random.Generator) -> Image.Image:
-    """Draw a digit over a part of a photograph by changing its colours (as in MNIST-M)."""
+    """Draw a digit over a part of a photograph by changing its colors (as in MNIST-M)."""
     top, left = random.integers(0, photo.shape[0] - SIDE), random.integers(0, photo.shape[1] - SIDE)
     ground = photo[top : top + SIDE, left : left + SIDE].astype(np.float32)
     ink = np.pad(digit, (SIDE - digit.shape[0]) // 2)[:, :, None]
-    away = random.choice([-1, 1]) * random.uniform(80, 255, 3)  # lighter or darker, in some colour
+    away = random.choice([-1, 1]) * random.uniform(80, 255, 3)  # lighter or darker, in some color
     return Image.fromarray(np.clip(ground + ink * away, 0, 255).astype(np.uint8))
 
 

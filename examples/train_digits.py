@@ -75,8 +75,8 @@ def draw_digits(images: np.ndarray, labels: np.ndarray, predicted: np.ndarray, p
     figure = Figure(figsize=(9, 3.9), layout="constrained")
     for axis, index in zip(figure.subplots(3, 8).flat, shown, strict=True):
         axis.imshow(images[index, 0], cmap="gray_r")
-        colour = "black" if predicted[index] == labels[index] else "tab:red"
-        axis.set_title(f"{int(predicted[index])} (is {int(labels[index])})", fontsize=8, color=colour)
+        color = "black" if predicted[index] == labels[index] else "tab:red"
+        axis.set_title(f"{int(predicted[index])} (is {int(labels[index])})", fontsize=8, color=color)
         axis.axis("off")
     figure.savefig(path, dpi=120)
 

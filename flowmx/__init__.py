@@ -21,7 +21,7 @@ from flowmx.devices import Context, cpu, cpu_pinned, current_context, gpu, num_g
 from flowmx.devices.context import sim
 from flowmx.engine import run
 from flowmx.errors import MXNetError
-from flowmx.lazy import later
+from flowmx.lazy import lazy_attributes
 from flowmx.util import (
     is_np_array,
     is_np_shape,
@@ -110,7 +110,7 @@ _SHORT_NAMES = {
     "img": "image", "init": "initializer", "kv": "kvstore", "mod": "module", "mon": "monitor", "np": "numpy",
     "npx": "numpy_extension", "sym": "symbol", "viz": "visualization",
 }  # fmt: skip
-__getattr__, __dir__ = later(
+__getattr__, __dir__ = lazy_attributes(
     __name__,
     {
         **{module: f"flowmx.{module}" for module in _MODULES},

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from flowmx.engine import capture
 from flowmx.errors import AutogradError
 from flowmx.late_binding import late
-from flowmx.lazy import later
+from flowmx.lazy import lazy_attributes
 from flowmx.ndarray import recording
 from flowmx.ndarray.array import NDArray, check_request
 from flowmx.ndarray.backward import Walk
@@ -35,7 +35,7 @@ __all__ = [
     "predict_mode", "record", "set_recording", "set_training", "train_mode",
 ]  # fmt: skip
 
-__getattr__, __dir__ = later(__name__, {"detect_anomaly": "flowmx.observability.safety:stop_at_nan"})
+__getattr__, __dir__ = lazy_attributes(__name__, {"detect_anomaly": "flowmx.observability.safety:stop_at_nan"})
 
 
 before_backward: list[Callable[[list[NDArray]], None]] = []

@@ -12,7 +12,7 @@ from flowmx.foreign_names import MODULES, advice
 from flowmx.renaming import warn_renamed
 from flowmx.suggestions import did_you_mean
 
-__all__ = ["later", "missing", "public_names"]
+__all__ = ["lazy_attributes", "missing", "public_names"]
 
 
 def public_names(module: ModuleType) -> list[str]:
@@ -43,7 +43,7 @@ def missing(module: ModuleType, name: str, others: Mapping[str, str] | None = No
     return AttributeError(f"{text}{did_you_mean(name, [other for other in dir(module) if other[0] != '_'], others)}")
 
 
-def later(
+def lazy_attributes(
     package: str,
     names: Mapping[str, str] | None = None,
     others: Mapping[str, str] | None = None,

@@ -15,18 +15,18 @@ _configured: set[str] = set()
 
 
 class _Formatter(logging.Formatter):
-    """Formats lines such as ``W1121 16:43:01 3525 train.py:main:12] message``, in colours on a terminal."""
+    """Formats lines such as ``W1121 16:43:01 3525 train.py:main:12] message``, in colors on a terminal."""
 
-    def __init__(self, coloured: bool) -> None:
+    def __init__(self, colored: bool) -> None:
         super().__init__(datefmt="%m%d %H:%M:%S")
-        self._coloured = coloured
+        self._colored = colored
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (logging's name)
         time = self.formatTime(record, self.datefmt)
         place = f"{record.pathname}:{record.funcName}:{record.lineno}"
         head = f"{record.levelname[:1]}{time} {record.process} {place}]"
-        colour = _RED if record.levelno >= WARNING else _GREEN if record.levelno >= INFO else _BLUE
-        return f"{colour}{head}{_PLAIN} {record.message}" if self._coloured else f"{head} {record.message}"
+        color = _RED if record.levelno >= WARNING else _GREEN if record.levelno >= INFO else _BLUE
+        return f"{color}{head}{_PLAIN} {record.message}" if self._colored else f"{head} {record.message}"
 
     def usesTime(self) -> bool:  # noqa: N802  (logging's name)
         return True

@@ -7,7 +7,7 @@ import logging
 import math
 from typing import Any, ClassVar
 
-from flowmx.lazy import later
+from flowmx.lazy import lazy_attributes
 from flowmx.registry import RecordsArguments
 
 __all__ = [
@@ -15,7 +15,7 @@ __all__ = [
     "ReduceLROnPlateau",
 ]  # fmt: skip
 
-__getattr__, __dir__ = later(__name__)
+__getattr__, __dir__ = lazy_attributes(__name__)
 
 
 class LRScheduler(RecordsArguments):

@@ -51,7 +51,7 @@ class Line:
         self._width = 0
         self._display = _display() if type(stream).__module__.startswith("ipykernel") else None
         self._output: Any = None
-        self._coloured = self._display is None and not os.environ.get("NO_COLOR")
+        self._colored = self._display is None and not os.environ.get("NO_COLOR")
 
     def draw(self, text: str) -> None:
         """Replace the text of the line."""
@@ -84,8 +84,8 @@ class Line:
             self._width = 0
 
     def _overwrite(self, text: str, end: str = "") -> None:
-        coloured = re.sub(r"\[(#+)", "[\x1b[32m\\1\x1b[0m", text, count=1) if self._coloured else text
-        self._stream.write(f"\r{coloured}{' ' * (self._width - len(text))}{end}")
+        colored = re.sub(r"\[(#+)", "[\x1b[32m\\1\x1b[0m", text, count=1) if self._colored else text
+        self._stream.write(f"\r{colored}{' ' * (self._width - len(text))}{end}")
         self._stream.flush()
 
 
@@ -193,7 +193,7 @@ class Bar:
             self._write(text)
 
     def line(self, width: int | None = None) -> str:
-        """Return the bar as text, without colours.
+        """Return the bar as text, without colors.
 
         Args:
             width: maximum number of characters; the bar is shortened before the numbers.

@@ -57,7 +57,7 @@ COMING: set[str] = {
 
 
 def find(path: str) -> Any:
-    """Look up a dotted path in flowmx; None where it is missing."""
+    """Look up a dotted path in flowmx, or None if it is missing."""
     target: Any = import_module("flowmx")
     for name in filter(None, path.split(".")):
         target = getattr(target, name, None)

@@ -1,6 +1,6 @@
 """Sums of bytes as oneDNN computes them on processors without VNNI, where tests/fixtures/quantized.zip was recorded.
 
-There the products of two neighbours are added in 16 bits, which overflow. Int8 data is first made unsigned, and its
+There the products of two neighbors are added in 16 bits, which overflow. Int8 data is first made unsigned, and its
 filters are halved. With these sums instead of exact ones, networks reproduce MXNet's numbers bit for bit.
 """
 

@@ -1,4 +1,4 @@
-"""Slicing of small networks, which is not worthwhile outside of tests."""
+"""Slicing of small networks, which is not worthwhile outside tests."""
 
 import contextlib
 

@@ -28,14 +28,14 @@ def mxnet_datasets(mx, folder):
     small = change.Compose([change.RandomFlipLeftRight(), change.ToTensor(), change.Normalize(MEAN, STD)])
     usual = [change.RandomFlipLeftRight(), change.ToTensor(), change.Normalize(MEAN, STD)]
     jpeg = change.Compose([change.RandomResizedCrop(224), *usual])
-    coloured = change.Compose([change.RandomResizedCrop(224), change.RandomColorJitter(0.2, 0.2, 0.2), *usual])
+    colored = change.Compose([change.RandomResizedCrop(224), change.RandomColorJitter(0.2, 0.2, 0.2), *usual])
     sets = {name: data.ArrayDataset(mx.nd.array(x, dtype=x.dtype), y) for name, (x, y) in arrays().items()}
     records = data.vision.ImageRecordDataset(str(Path(folder, "images.rec")))
     return {
         "rows": (sets["rows"], 64),
         "augmented": (sets["augmented"].transform_first(small), 64),
         "JPEG": (records.transform_first(jpeg), 32),
-        "JPEG, coloured": (records.transform_first(coloured), 32),
+        "JPEG, colored": (records.transform_first(colored), 32),
     }
 
 

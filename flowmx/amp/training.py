@@ -101,21 +101,21 @@ def _trainer(caller: str, value: object) -> Trainer:
 
 def check_weights(trainer: Trainer) -> None:
     """Warn about weights that lose small updates, and about weights that were not cast while others were."""
-    halves = [param for param in trainer._params if _is_half(param.dtype)]
-    if halves and not trainer.optimizer.multi_precision:
+    params_16bit = [param for param in trainer._params if _is_half(param.dtype)]
+    if params_16bit and not trainer.optimizer.multi_precision:
         warnings.warn(
-            f"amp: the parameters {_names(halves)} are {name_of(as_dtype(halves[0].dtype))}, and the optimizer updates "
-            "them without a float32 copy, so that small updates are lost: create it with multi_precision=True, or keep "
-            "the parameters in float32; amp.init() casts them for the layers",
+            f"amp: the parameters {_names(params_16bit)} are {name_of(as_dtype(params_16bit[0].dtype))}, and the "
+            "optimizer updates them without a float32 copy, so that small updates are lost: create it with "
+            "multi_precision=True, or keep the parameters in float32; amp.init() casts them for the layers",
             AmpWarning, stacklevel=3,
         )  # fmt: skip
-    if not halves:
+    if not params_16bit:
         return
     uncast = [p for p in trainer._params if as_dtype(p.dtype) == FLOAT32 and str(p.name).endswith(_CAST_SUFFIXES)]
     if uncast:
         warnings.warn(
             f"amp: the parameters {_names(uncast)} were not cast and are float32, while others are "
-            f"{name_of(as_dtype(halves[0].dtype))}: cast the whole block (net.cast(...)) or no part of it",
+            f"{name_of(as_dtype(params_16bit[0].dtype))}: cast the whole block (net.cast(...)) or no part of it",
             AmpWarning, stacklevel=3,
         )  # fmt: skip
 

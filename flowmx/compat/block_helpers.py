@@ -83,7 +83,7 @@ def _gather_type_ctx_info(args: object) -> tuple[bool, bool, set[Context], Conte
         return isinstance(args, Symbol), False, set(), None
     parts = [_gather_type_ctx_info(part) for part in args]
     firsts = [first for *_, first in parts if first is not None]
-    contexts = {context for _, _, some, _ in parts for context in some}
+    contexts = {context for _, _, each, _ in parts for context in each}
     return any(part[0] for part in parts), any(part[1] for part in parts), contexts, firsts[0] if firsts else None
 
 

@@ -33,7 +33,7 @@ from flowmx.devices import Context, cpu, cpu_pinned, current_context, gpu, num_g
 from flowmx.executor import Executor
 from flowmx.initializer import InitDesc, Initializer, Uniform
 from flowmx.io import DataBatch, DataDesc, DataIter
-from flowmx.lazy import later
+from flowmx.lazy import lazy_attributes
 from flowmx.metric import EvalMetric
 from flowmx.name import NameManager
 from flowmx.name import Prefix as NamePrefix
@@ -53,7 +53,7 @@ __all__ = [
 ]  # fmt: skip
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = later(
+    __getattr__, __dir__ = lazy_attributes(
         __name__,
         {
             **{cls: f"flowmx.gluon:{cls}" for cls in ("Block", "HybridBlock", "SymbolBlock", "Parameter")},

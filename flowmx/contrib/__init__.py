@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flowmx.contrib import amp, onnx
-from flowmx.lazy import later
+from flowmx.lazy import lazy_attributes
 from flowmx.ndarray import contrib as nd
 from flowmx.ndarray import contrib as ndarray
 from flowmx.symbol import contrib as sym
@@ -21,4 +21,4 @@ __all__ = [
 ]  # fmt: skip
 
 _LATER = {name: f"flowmx.contrib.{name}" for name in ("quantization", "svrg_optimization", "text", "torch", "tracking")}
-__getattr__, __dir__ = later(__name__, {**_LATER, "quant": "flowmx.contrib.quantization"})
+__getattr__, __dir__ = lazy_attributes(__name__, {**_LATER, "quant": "flowmx.contrib.quantization"})

@@ -118,7 +118,7 @@ def _decode_jpeg(view: Any, flag: int, lenient: bool) -> Image:
     try:
         image: Image = turbo.decode_jpeg(view, _CHANNELS[flag])
     except ValueError as error:  # CMYK, which Pillow supports; or damaged, which Pillow explains better
-        if not lenient and not _has_four_colours(view):
+        if not lenient and not _has_four_colors(view):
             raise DamagedImageError(f"imdecode: this JPEG file of {len(view)} bytes is damaged: {error}") from error
         return _decode_any(memoryview(view), flag, lenient)
     return image
@@ -134,7 +134,7 @@ def _check_size(turbo: Any, view: Any) -> None:
         raise DamagedImageError(f"imdecode: the image has {height} x {width} pixels, expected at most {_MAX_PIXELS}")
 
 
-def _has_four_colours(view: object) -> bool:
+def _has_four_colors(view: object) -> bool:
     try:
         return _turbo().decode_jpeg_header(view, strict=False)[2] in ("CMYK", "YCCK")
     except (ValueError, KeyError):
@@ -216,9 +216,9 @@ def _to_array(file: Any, flag: int) -> Image:
     if flag >= 0 and file.format == "JPEG" and file.mode in ("L", "RGB", "CMYK"):
         image = _convert(file, "RGB" if flag else "L")
     elif flag > 0:
-        image = _colours(file)
+        image = _colors(file)
     elif flag == 0 and file.mode not in ("1", "L", "LA"):
-        image = _to_gray(_colours(file), file.format)
+        image = _to_gray(_colors(file), file.format)
     elif flag == 0:
         image = _convert(file, "L")
     else:
@@ -231,8 +231,8 @@ def _convert(file: Any, mode: str) -> Image:
     return np.array(file if file.mode == mode else file.convert(mode))
 
 
-def _colours(file: Any) -> Image:
-    """Return the three colour channels. OpenCV drops transparency, but multiplies the colours by it in TIFF files."""
+def _colors(file: Any) -> Image:
+    """Return the three color channels. OpenCV drops transparency, but multiplies the colors by it in TIFF files."""
     if file.mode not in ("RGBA", "PA"):
         return _convert(file, "RGB")
     image = _convert(file, "RGBA")
@@ -242,7 +242,7 @@ def _colours(file: Any) -> Image:
 
 
 def _to_gray(image: Image, format: str) -> Image:
-    """Return the luminance of colours, with the weights and the rounding of OpenCV's libraries."""
+    """Return the luminance of colors, with the weights and the rounding of OpenCV's libraries."""
     weights, shift, half = ((9797, 19234, 3737), 15, 0) if format == "PNG" else ((4899, 9617, 1868), 14, 1 << 13)
     return ((image.astype(np.uint32) @ np.array(weights, np.uint32) + half) >> shift).astype(np.uint8)
 
@@ -278,8 +278,8 @@ def _encode_jpeg(image: Image, quality: int) -> bytes:
     image = np.ascontiguousarray(image[:, :, :3])
     turbo = _turbo()
     if turbo is not None:
-        colours, sampling = ("GRAY", "Gray") if image.shape[2] == 1 else ("RGB", "420")
-        raw: bytes = turbo.encode_jpeg(image, quality, colours, sampling)
+        colors, sampling = ("GRAY", "Gray") if image.shape[2] == 1 else ("RGB", "420")
+        raw: bytes = turbo.encode_jpeg(image, quality, colors, sampling)
         return raw
     return _save_with_pillow(image, format="JPEG", quality=quality)
 

@@ -4,7 +4,7 @@
 * :func:`numpy`: NumPy's global generator. Orders of ``RandomSampler``, ``DataLoader`` and ``NDArrayIter``, rotations,
   lighting of ``mx.image``.
 * :func:`current`: flowmx's generator, seeded by ``mx.random.seed``, for draws that operators make in MXNet: flips and
-  colour changes of Gluon's transforms.
+  color changes of Gluon's transforms.
 
 ``random.seed``, ``numpy.random.seed`` and ``mx.random.seed`` seed the three; the first two produce MXNet's numbers.
 """

@@ -21,7 +21,7 @@ from flowmx.gluon.lr_finder import LRFinder
 from flowmx.gluon.parameter import Constant, DeferredInitializationError, Parameter
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.gluon.trainer import Trainer
-from flowmx.lazy import later
+from flowmx.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from flowmx.gluon import contrib, data, model_zoo
@@ -32,6 +32,6 @@ __all__ = [
     "model_zoo", "nn", "parameter", "rnn", "trainer", "utils",
 ]  # fmt: skip
 
-__getattr__, __dir__ = later(
+__getattr__, __dir__ = lazy_attributes(
     __name__, {module: f"flowmx.gluon.{module}" for module in ("contrib", "data", "model_zoo")}
 )

@@ -179,7 +179,7 @@ class HorizontalFlipAug(Augmenter):
         return nd.flip(src, axis=1) if rng.python().random() < self.p else src
 
 
-# -- colours -----------------------------------------------------------------------------------------------
+# -- colors -----------------------------------------------------------------------------------------------
 
 
 class CastAug(Augmenter):
@@ -264,7 +264,7 @@ class ColorJitterAug(RandomOrderAug):
 
 
 class LightingAug(Augmenter):
-    """Add noise along the principal components of the colours.
+    """Add noise along the principal components of the colors.
 
     Args:
         alphastd: the standard deviation of the noise.
@@ -308,10 +308,10 @@ class RandomGrayAug(Augmenter):
         return nd.dot(src, self.mat) if rng.python().random() < self.p else src
 
 
-def colour_augmenters(
+def color_augmenters(
     brightness: float, contrast: float, saturation: float, hue: float, pca_noise: float, rand_gray: float
 ) -> list[Augmenter]:
-    """Return the random colour augmenters whose parameter is above 0, in MXNet's order."""
+    """Return the random color augmenters whose parameter is above 0, in MXNet's order."""
     augmenters: list[Augmenter] = []
     if brightness or contrast or saturation:
         augmenters.append(ColorJitterAug(brightness, contrast, saturation))
@@ -368,7 +368,7 @@ def CreateAugmenter(  # noqa: N802 - MXNet's name
         contrast: the largest difference of the contrast factor from 1.
         saturation: the largest difference of the saturation factor from 1.
         hue: the largest rotation, as a fraction of half a circle.
-        pca_noise: the standard deviation of the noise along the principal components of the colours.
+        pca_noise: the standard deviation of the noise along the principal components of the colors.
         rand_gray: the probability of gray.
         inter_method: the interpolation; see :func:`~flowmx.image.imresize`.
 
@@ -386,5 +386,5 @@ def CreateAugmenter(  # noqa: N802 - MXNet's name
     if rand_mirror:
         augmenters.append(HorizontalFlipAug(0.5))
     augmenters.append(CastAug())
-    augmenters += colour_augmenters(brightness, contrast, saturation, hue, pca_noise, rand_gray)
+    augmenters += color_augmenters(brightness, contrast, saturation, hue, pca_noise, rand_gray)
     return augmenters + normalizing_augmenters(mean, std)

@@ -157,10 +157,10 @@ def copyMakeBorder(  # noqa: N802 - OpenCV's name
         bot: the number of rows below.
         left: the number of columns to the left.
         right: the number of columns to the right.
-        type: fill with a colour (0), repeat the edge pixels (1), wrap around (3), or reflect, with (2) or without
+        type: fill with a color (0), repeat the edge pixels (1), wrap around (3), or reflect, with (2) or without
             (4) the edge pixels.
-        value: the colour, in all channels.
-        values: the colour, by channel.
+        value: the color, in all channels.
+        values: the color, by channel.
         out: an array to write into.
 
     Raises:

@@ -83,7 +83,7 @@ _REPLACEMENTS: dict[str, Callable[[AsyncPrefetch, Callable[[], Any]], Any]] = {
     "next": AsyncPrefetch.next, "iter_next": AsyncPrefetch.iter_next, "state": AsyncPrefetch.state,
     "reset": AsyncPrefetch.drop, "hard_reset": AsyncPrefetch.drop, "set_state": AsyncPrefetch.drop,
 }  # fmt: skip
-"""The behaviour of an iterator's methods while a batch is prefetched."""
+"""The behavior of an iterator's methods while a batch is prefetched."""
 
 
 def get_async_prefetch(iterator: DataIter) -> AsyncPrefetch:

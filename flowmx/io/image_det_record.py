@@ -38,7 +38,7 @@ class ImageDetRecordIter(RecordIter):
         preprocess_threads, prefetch_buffer number of decoding threads; number of prefetched batches
         resize, inter_method, resize_mode   the shorter side before augmentation; OpenCV's interpolation; "force" to
                                             data_shape, or "shrink" or "fit" into its upper left with proportions kept
-        random_hue_prob, max_random_hue, ...   random changes of colour
+        random_hue_prob, max_random_hue, ...   random changes of color
         rand_mirror_prob                    probability of mirroring left and right
         rand_pad_prob, max_pad_scale, fill_value   the image at a random position in a larger one
         rand_crop_prob, num_crop_sampler, min_crop_scales, max_crop_overlaps, ...   crops, drawn by several samplers

@@ -35,7 +35,7 @@ class ImageRecordIter(RecordIter):
         rand_crop, max_crop_size, ...       crop at a random position instead of the centre; squares of random size
         random_resized_crop, max_random_area, max_aspect_ratio, ...   crops of random area and proportions
         max_rotate_angle, max_shear_ratio, max_random_scale, rotate, fill_value   affine maps
-        brightness, contrast, saturation, pca_noise, random_h, ...   random changes of colour
+        brightness, contrast, saturation, pca_noise, random_h, ...   random changes of color
         mirror, rand_mirror                 mirror left and right, always or with probability 0.5
         damaged_images                      "decode" the readable part of a damaged JPEG, "raise" an error, or "skip"
                                             to the next record

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from flowmx.kvstore.base import KVStoreBase, TestStore, create, create_async, register
 from flowmx.kvstore.launching import launch
 from flowmx.kvstore.local import KVStore
-from flowmx.lazy import later
+from flowmx.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from flowmx.kvstore.worker.store import DistKVStore
 
 __all__ = ["DistKVStore", "KVStore", "KVStoreBase", "TestStore", "create", "create_async", "launch", "register"]
 
-__getattr__, __dir__ = later(__name__, {"DistKVStore": "flowmx.kvstore.worker.store:DistKVStore"})
+__getattr__, __dir__ = lazy_attributes(__name__, {"DistKVStore": "flowmx.kvstore.worker.store:DistKVStore"})

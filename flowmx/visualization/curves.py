@@ -14,7 +14,7 @@ __all__ = ["Curves"]
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _RIGHT = 460, 200, 72, 26, 12
 _ROW, _LETTER = 14, 6.6
 """The height of a line of text, and the width of a letter, estimated generously."""
-_COLOURS = ("#2980b9", "#e67e22", "#27ae60", "#c0392b", "#8e44ad", "#7f8c8d")
+_COLORS = ("#2980b9", "#e67e22", "#27ae60", "#c0392b", "#8e44ad", "#7f8c8d")
 _POINTS = 400
 """The maximum number of points drawn per curve."""
 
@@ -151,11 +151,11 @@ def _panel(name: str, curves: dict[str, Points], legend: list[str], top: int, un
         return f"{across:.1f},{down:.1f}"
 
     lines = [_axes(name, (left, right), (low, high), top, unit)]
-    for points, colour in zip(curves.values(), cycle(_COLOURS), strict=False):
+    for points, color in zip(curves.values(), cycle(_COLORS), strict=False):
         path = " ".join(place(*point) for point in _subsample(points))
-        lines.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+        lines.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.6"/>')
         x, _, y = place(*points[-1]).partition(",")
-        lines.append(f'<circle cx="{x}" cy="{y}" r="2.5" fill="{colour}"/>')
+        lines.append(f'<circle cx="{x}" cy="{y}" r="2.5" fill="{color}"/>')
     return "".join([*lines, *legend])
 
 
@@ -176,13 +176,13 @@ def _legend(curves: dict[str, Points]) -> list[str]:
     """Return the rows between the title and the plot: the name and the last value of each curve."""
     rows: list[str] = []
     x = float(_WIDTH)
-    for (curve, points), colour in zip(curves.items(), cycle(_COLOURS), strict=False):
+    for (curve, points), color in zip(curves.items(), cycle(_COLORS), strict=False):
         text = _shorten(f"{curve} {points[-1][1]:.4g}")
         if x + len(text) * _LETTER > _WIDTH - _RIGHT:
             rows.append("")
             x = _LEFT
         y = _ROW * (1 + len(rows))
-        rows[-1] += f'<text x="{x:.0f}" y="{y}" text-anchor="start" fill="{colour}">{escape(text)}</text>'
+        rows[-1] += f'<text x="{x:.0f}" y="{y}" text-anchor="start" fill="{color}">{escape(text)}</text>'
         x += (len(text) + 3) * _LETTER
     return rows
 

@@ -1,4 +1,4 @@
-"""Drawings of networks with the boxes, labels and colours of MXNet."""
+"""Drawings of networks with the boxes, labels and colors of MXNet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WEIGHTS = (
 )  # fmt: skip
 _BOX = {"shape": "box", "fixedsize": "true", "width": "1.3", "height": "0.8034", "style": "filled"}
 _VARIABLE, _OTHER = "#8dd3c7", "#fccde5"
-_COLOURS = {
+_COLORS = {
     "Convolution": "#fb8072", "FullyConnected": "#fb8072", "Activation": "#ffffb3", "LeakyReLU": "#ffffb3",
     "BatchNorm": "#bebada", "Pooling": "#80b1d3", "Concat": "#fdb462", "Flatten": "#fdb462", "Reshape": "#fdb462",
 }  # fmt: skip
@@ -83,7 +83,7 @@ def plot_network(
     dot = _drawing(title, save_format, lambda: _picture(symbol, hide_weights))
     for node in nodes:
         if not is_weight(node):
-            attributes = {**_BOX, **(node_attrs or {}), "fillcolor": colour_of(node)}
+            attributes = {**_BOX, **(node_attrs or {}), "fillcolor": color_of(node)}
             if node.is_variable:
                 attributes["shape"] = "oval"
             dot.node(name=node.name, label=label_of(node), **attributes)
@@ -123,9 +123,9 @@ def _picture(symbol: Symbol, hide_weights: bool) -> str:
     return text
 
 
-def colour_of(node: Node) -> str:
-    """Return the colour of a node's box."""
-    return _VARIABLE if node.is_variable else _COLOURS.get(kind(node), _OTHER)
+def color_of(node: Node) -> str:
+    """Return the color of a node's box."""
+    return _VARIABLE if node.is_variable else _COLORS.get(kind(node), _OTHER)
 
 
 def is_weight(node: Node) -> bool:

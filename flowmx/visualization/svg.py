@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from flowmx.graph.node import Node
 from flowmx.symbol import Symbol
-from flowmx.visualization.network_plot import colour_of, is_weight, label_of
+from flowmx.visualization.network_plot import color_of, is_weight, label_of
 from flowmx.visualization.symbol_facts import kind
 
 __all__ = ["MAX_BOXES", "network"]
@@ -106,7 +106,7 @@ def _box(node: Node, box: _Box) -> str:
     title = f"<title>{escape(node.name)} ({escape(kind(node))})</title>"
     return (
         f'<g>{title}<rect x="{box.x:.0f}" y="{box.y:.0f}" width="{_WIDTH}" height="{_HEIGHT}" '
-        f'rx="{20 if node.is_variable else 4}" fill="{colour_of(node)}"/>{texts}</g>'
+        f'rx="{20 if node.is_variable else 4}" fill="{color_of(node)}"/>{texts}</g>'
     )
 
 

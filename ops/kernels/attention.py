@@ -49,14 +49,14 @@ def _compute_by_products(op: FusedAttention, inputs: Sequence[Array], outputs: S
     stats = use_memory(np.empty((samples * heads * length, 1), np.float32))
     for start in range(0, batch, samples):
         part = slice(start, min(start + samples, batch))
-        some, turned = scores[: part.stop - start], keys[part].swapaxes(2, 3)
-        first = plan(Product, geometry(queries[part]), geometry(turned), geometry(some))
-        last = plan(Product, geometry(some), geometry(values[part]), geometry(out[part]))
-        rows = some.reshape(-1, count)
+        part_scores, transposed_keys = scores[: part.stop - start], keys[part].swapaxes(2, 3)
+        first = plan(Product, geometry(queries[part]), geometry(transposed_keys), geometry(part_scores))
+        last = plan(Product, geometry(part_scores), geometry(values[part]), geometry(out[part]))
+        rows = part_scores.reshape(-1, count)
         if first is None or last is None or not blocks.weigh_is_ready():
             return False
-        first(pointer(queries[part]), pointer(turned), pointer(some))
+        first(pointer(queries[part]), pointer(transposed_keys), pointer(part_scores))
         if not blocks.weigh(op.scale, rows, stats[: len(rows)]):
             return False
-        last(pointer(some), pointer(values[part]), pointer(out[part]))
+        last(pointer(part_scores), pointer(values[part]), pointer(out[part]))
     return True

@@ -97,9 +97,9 @@ class RecordedCall:
         call.schedule.complete()
 
     def _record_form(self, arrays: list[Array], count: int) -> Sequence[NativeCall]:
-        """Return the calls of the operator's native form if it gives the bits of the outputs, else nothing."""
+        """Return the calls of the operator's native form, if its result is bit-identical to the outputs."""
         inputs, outputs = arrays[:count], arrays[count:]
-        form = native_form(self._op, *[[(each.shape, each.dtype) for each in some] for some in (inputs, outputs)])
+        form = native_form(self._op, *[[(each.shape, each.dtype) for each in group] for group in (inputs, outputs)])
         if form is None or any(np.may_share_memory(one, other) for one in inputs for other in outputs):
             return ()
         expected = [each.copy() for each in outputs]

@@ -1,6 +1,6 @@
 """Native forms of computations on small arrays, which NumPy computes otherwise.
 
-A NumPy call takes a microsecond or more, and cannot be recorded. Each form here gives the bits of the NumPy call: its
+A NumPy call takes a microsecond or more, and cannot be recorded. Each form here is bit-identical to the NumPy call: its
 operations are rounded as NumPy rounds them, and sums have NumPy's order. Replays of backward passes record these forms
 where the usual computation makes no native call, and compare both once.
 """

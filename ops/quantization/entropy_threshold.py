@@ -32,7 +32,7 @@ def _total(values: Array) -> np.float32:
 
 
 def _merge_bins(values: Array, levels: int, width: int) -> Array:
-    """Return the sums of ``width`` neighbouring bins; the last level also gets the remaining bins."""
+    """Return the sums of ``width`` neighboring bins; the last level also gets the remaining bins."""
     sums: Array = values[: levels * width].reshape(levels, width).sum(axis=1)
     sums[-1] += values[levels * width :].sum()
     return sums

@@ -1,4 +1,4 @@
-"""Colour formulas: luminance, principal components, YIQ and HLS, and the adjustments of the operators.
+"""Color formulas: luminance, principal components, YIQ and HLS, and the adjustments of the operators.
 
 Images have the shape (..., height, width, channels), red first; ``xp`` is the array module (NumPy or CuPy).
 `flowmx.data.augmentation` and the augmenters of `mx.image` use the same constants.
@@ -19,7 +19,7 @@ LUMINANCE = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in the luminance (ITU-R BT.601)."""
 PCA_VALUES = (55.46, 4.794, 1.148)
 PCA_VECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
-"""Principal components of ImageNet's colours, and their standard deviations (Krizhevsky et al., 2012)."""
+"""Principal components of ImageNet's colors, and their standard deviations (Krizhevsky et al., 2012)."""
 PCA = np.array(PCA_VECTORS) * PCA_VALUES
 """Matrix from shifts along the components, in standard deviations, to shifts of red, green and blue."""
 RGB_TO_YIQ = np.array([LUMINANCE, [0.596, -0.274, -0.321], [0.211, -0.523, 0.311]])
@@ -36,7 +36,7 @@ def yiq_rotation(turn: float) -> Any:
 
 
 def rgb_to_hls(xp: ArrayNamespace, image: Array) -> tuple[Array, Array, Array]:
-    """Compute hue (0 to 360 degrees), lightness and saturation (0 to 1) of colours from 0 to 1, in OpenCV's order."""
+    """Compute hue (0 to 360 degrees), lightness and saturation (0 to 1) of colors from 0 to 1, in OpenCV's order."""
     red, green, blue = xp.moveaxis(image, -1, 0)
     high, low = image.max(-1), image.min(-1)
     chroma, total = high - low, high + low
@@ -53,7 +53,7 @@ def rgb_to_hls(xp: ArrayNamespace, image: Array) -> tuple[Array, Array, Array]:
 
 
 def hls_to_rgb(xp: ArrayNamespace, sixths: Array, light: Array, saturation: Array) -> Array:
-    """Compute colours from 0 to 1; the hue is given in sixths of the circle."""
+    """Compute colors from 0 to 1; the hue is given in sixths of the circle."""
     sixths = xp.mod(sixths, 6)
     top = xp.where(light <= 0.5, light * (1 + saturation), light + saturation - light * saturation)
     bottom = 2 * light - top
@@ -68,7 +68,7 @@ def hls_to_rgb(xp: ArrayNamespace, sixths: Array, light: Array, saturation: Arra
 
 
 def brightness(xp: ArrayNamespace, image: Array, factor: float) -> Array:
-    """Multiply the colours."""
+    """Multiply the colors."""
     return image * xp.float32(factor)
 
 
@@ -101,6 +101,6 @@ ADJUSTMENTS = {"brightness": brightness, "contrast": contrast, "saturation": sat
 
 
 def lighting(xp: ArrayNamespace, image: Array, alpha: Sequence[float]) -> Array:
-    """Shift the colours along their principal components; an image of one channel is unchanged."""
+    """Shift the colors along their principal components; an image of one channel is unchanged."""
     shift = PCA @ np.asarray(alpha) if image.shape[-1] == 3 else np.zeros(1)
     return image + xp.asarray(shift.astype(np.float32))

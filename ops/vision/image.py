@@ -1,4 +1,4 @@
-"""Image transforms (``mx.nd.image``): conversion to tensors, crops, resizing, flips and random colour changes.
+"""Image transforms (``mx.nd.image``): conversion to tensors, crops, resizing, flips and random color changes.
 
 An image has the shape (height, width, channels), a batch one more axis in front. Random operators draw the same numbers
 for the whole image; as in MXNet, their gradient is the head gradient.
@@ -47,7 +47,7 @@ def expect_image(op: Operator, shape: ShapeOrNone, batches: bool = True) -> None
 
 
 def _store(xp: ArrayNamespace, out: Array, values: Array) -> None:
-    """Store computed colours in an image, clipped to 0 ... 255 for bytes."""
+    """Store computed colors in an image, clipped to 0 ... 255 for bytes."""
     if out.dtype == np.uint8:
         values = xp.clip(values, 0, 255)
     xp.copyto(out, values, casting="unsafe")
@@ -235,7 +235,7 @@ for _name, _axis, _doc in (("left_right", 1, "left and right"), ("top_bottom", 0
         operator(f"_image_{_prefix}_{_name}")(type(f"{_prefix}_{_name}", (_base,), _body))
 
 
-# -- colours -----------------------------------------------------------------------------------------------
+# -- colors -----------------------------------------------------------------------------------------------
 
 
 def _to_float(xp: ArrayNamespace, image: Array) -> Array:
@@ -304,7 +304,7 @@ def _light(xp: ArrayNamespace, image: Array, out: Array, alpha: Sequence[float])
 
 @operator("_image_adjust_lighting")
 class AdjustLighting(_Augmentation):
-    """Shift the principal components of the image's colours, as in the training of AlexNet."""
+    """Shift the principal components of the image's colors, as in the training of AlexNet."""
 
     alpha: tuple[float, ...] = required("The shift along each of the three components.")
 
@@ -318,7 +318,7 @@ class AdjustLighting(_Augmentation):
 
 @operator("_image_random_lighting")
 class RandomLighting(_Augmentation, uses_random=True):
-    """Shift the principal components of the image's colours at random (Krizhevsky et al., 2012)."""
+    """Shift the principal components of the image's colors at random (Krizhevsky et al., 2012)."""
 
     alpha_std: float = option(0.05, "The standard deviation of the shifts.")
 

@@ -45,7 +45,7 @@ class _Positions(NamedTuple):
         y, x = xp.clip(self.y, 0, height - 1), xp.clip(self.x, 0, width - 1)
         y, x, share, plane = (values.reshape(-1) for values in xp.broadcast_arrays(y, x, self.share, self.plane))
         neighbors = corners(xp, y, x, plane, height, width)
-        # As in MXNet, the slope at an integer position is 0: both neighbours of the position are the same pixel.
+        # As in MXNet, the slope at an integer position is 0: both neighbors of the position are the same pixel.
         slopes = (share * (position != xp.floor(position)) for position in (y, x))
         return Corners(neighbors.rows, *(a * b for a, b in zip(neighbors[1:], (share, *slopes), strict=True)))
 

@@ -1,4 +1,4 @@
-"""CuPy's arrays and functions, on NumPy: supported calls have the names, arguments and behaviour of CuPy's.
+"""CuPy's arrays and functions, on NumPy: supported calls have the names, arguments and behavior of CuPy's.
 
 ``xp`` stands for the module ``cupy``, :class:`ndarray` for ``cupy.ndarray``. NumPy computes the values. As in CuPy,
 the following is refused:

@@ -100,8 +100,8 @@ class Machine:
         return address
 
     def pointer(self, size):
-        """Allocate memory like CuPy's default allocator, outside of flowmx's streams."""
-        assert self.null_allowed, "memory was asked for outside of the device's streams"
+        """Allocate memory like CuPy's default allocator, outside flowmx's streams."""
+        assert self.null_allowed, "memory was asked for outside the device's streams"
         device = self.here.device
         memory = UnownedMemory(self.malloc(max(1, size), is_counted=False), size, None, device)
         return bound(MemoryPointer, self)(memory, 0)

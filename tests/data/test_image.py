@@ -177,8 +177,8 @@ def test_random_crops_are_parts_of_the_image(image):
         assert 0.2 < w * h / (34 * 46) < 0.9
     with pytest.warns(DeprecationWarning, match="use `area`"):
         mx.image.random_size_crop(image, (4, 4), 0.5, (1, 1), min_area=0.5)
-    with pytest.raises(TypeError, match=r"unexpected arguments \['colour'\]"):
-        mx.image.random_size_crop(image, (4, 4), 0.5, (1, 1), colour=1)
+    with pytest.raises(TypeError, match=r"unexpected arguments \['color'\]"):
+        mx.image.random_size_crop(image, (4, 4), 0.5, (1, 1), color=1)
 
 
 def test_refuses_unknown_interpolations(image):
@@ -274,8 +274,8 @@ def test_jitters_change_only_their_property():
     assert np.abs(hue @ [0.299, 0.587, 0.114] - gray).max() < 3
     light = mx.image.LightingAug(0.5, np.ones(3), np.eye(3))(image.copy()).asnumpy() - before
     assert np.allclose(light, light[0, 0], atol=1e-3) and light.any()
-    colourless = mx.image.RandomGrayAug(1)(image).asnumpy()
-    assert np.allclose(colourless[:, :, :1], colourless)
+    colorless = mx.image.RandomGrayAug(1)(image).asnumpy()
+    assert np.allclose(colorless[:, :, :1], colorless)
     flipped = mx.image.SequentialAug([mx.image.HorizontalFlipAug(1), mx.image.CastAug("int32")])(image).asnumpy()
     assert flipped.dtype == np.int32 and (flipped == before[:, ::-1].astype(int)).all()
     assert mx.image.ForceResizeAug((5, 4))(image).shape == (4, 5, 3)
@@ -420,7 +420,7 @@ def boxes():
 
 
 def make_image():
-    """Return an image of one colour with a white box at the first object."""
+    """Return an image of one color with a white box at the first object."""
     image = np.full((100, 200, 3), 50, np.uint8)
     image[20:60, 20:100] = 255
     return mx.nd.array(image, dtype="uint8")

@@ -84,7 +84,7 @@ def test_objects_outside_a_crop_are_dropped():
     assert counts == {1}
 
 
-def test_colours_change_and_boxes_do_not():
+def test_colors_change_and_boxes_do_not():
     image = np.random.default_rng(2).integers(0, 256, (30, 40, 3), dtype=np.uint8)
     label = [2, 5, 1, 0.1, 0.2, 0.5, 0.6]
     for kind in ("hue", "saturation", "illumination", "contrast"):

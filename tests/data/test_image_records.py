@@ -327,7 +327,7 @@ def test_a_mean_image_is_computed_then_used(tmp_path):
         images(mean_img=path, data_shape=(3, 8, 8))
 
 
-def test_colours_survive_a_round_trip():
+def test_colors_survive_a_round_trip():
     image = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
     back = from_hls(to_hls(image)).astype(int)
     assert np.abs(back - image).max() <= 6 and np.abs(back - image).mean() < 1.5
@@ -337,7 +337,7 @@ def test_colours_survive_a_round_trip():
 
 
 def test_hue_lightness_and_saturation_are_rounded_like_mxnet():
-    """Colours, and the results of MXNet's `ImageRecordIter` with ``random_h=1``: to HLS and back, unchanged."""
+    """Colors, and the results of MXNet's `ImageRecordIter` with ``random_h=1``: to HLS and back, unchanged."""
     pairs = [
         ((20, 206, 245), (21, 208, 245)), ((49, 232, 185), (50, 232, 184)), ((103, 242, 59), (102, 242, 60)),
         ((124, 194, 19), (125, 195, 19)), ((246, 74, 55), (246, 75, 56)), ((247, 135, 110), (247, 134, 111)),

@@ -811,12 +811,12 @@ async def test_a_task_that_awaits_tiny_operations_in_a_loop_does_not_starve_anot
     turns = [0]
     done = asyncio.Event()
 
-    async def neighbour():
+    async def neighbor():
         while not done.is_set():
             turns[0] += 1
             await asyncio.sleep(0)
 
-    task = asyncio.create_task(neighbour())
+    task = asyncio.create_task(neighbor())
     a = mx.nd.ones((2,))
     for _ in range(2000):
         a = a * 1.0

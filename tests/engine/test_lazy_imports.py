@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import flowmx as mx
-from flowmx.lazy import later
+from flowmx.lazy import lazy_attributes
 
 pytestmark = pytest.mark.usefixtures("new_python")
 
@@ -63,7 +63,7 @@ def test_unknown_names_are_refused_as_usual():
 
 
 def test_a_name_may_stand_for_an_attribute_of_a_module():
-    find, _ = later("tests.engine.test_lazy_imports", {"there": "os.path:join"})
+    find, _ = lazy_attributes("tests.engine.test_lazy_imports", {"there": "os.path:join"})
     import os.path
 
     assert find("there") is os.path.join

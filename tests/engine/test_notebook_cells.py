@@ -69,11 +69,11 @@ STATEMENTS = [
     "mod.score(data, 'acc')",
     "def train():\n    data.reset()\n    mod.fit(data, num_epoch=1)\n    return 'trained'\ntrain()",
     """
-    neighbour = asyncio.create_task(asyncio.sleep(0))
+    neighbor = asyncio.create_task(asyncio.sleep(0))
     data.reset()
     await mod.fit(data, num_epoch=2)
     predicted = await mod.predict(data)
-    print(neighbour.done(), predicted.shape, mod.predict(data).shape)
+    print(neighbor.done(), predicted.shape, mod.predict(data).shape)
     """,
     """
     print(len(list(mod.iter_predict(data))), len([each async for each in mod.iter_predict(data)]))

@@ -27,7 +27,7 @@ def thresholds():
 
 
 class Held:
-    """A thread that is inside of a ``with`` block until :meth:`leave`."""
+    """A thread that is inside a ``with`` block until :meth:`leave`."""
 
     def __init__(self, make):
         self.inside, self.go_on = threading.Event(), threading.Event()

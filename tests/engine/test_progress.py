@@ -64,7 +64,7 @@ def test_a_live_line_on_a_terminal(clock, monkeypatch):
 
 
 @pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_no_colours_if_disabled(variables, monkeypatch):
+def test_no_colors_if_disabled(variables, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

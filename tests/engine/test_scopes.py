@@ -12,7 +12,7 @@ from flowmx.engine import bulking, engine
 from flowmx.gluon import scope as block_scope
 from flowmx.profiler.recorder import scope_name
 
-# For each scope: how it is made, what is in force, and what that is outside of it.
+# For each scope: how it is made, what is in force, and what that is outside it.
 SCOPES = {
     "record": (mx.autograd.record, mx.autograd.is_recording, False),
     "pause": (lambda: mx.autograd.pause(train_mode=True), mx.autograd.is_training, False),

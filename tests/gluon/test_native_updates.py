@@ -1,4 +1,4 @@
-"""Repeated updates of weights are one native call, with the same bits as updates one by one."""
+"""Repeated updates of weights are one native call, bit-identical to updates one by one."""
 
 import numpy as np
 import pytest

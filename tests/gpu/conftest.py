@@ -6,7 +6,7 @@ import flowmx as mx
 
 
 def missing():
-    """The reason why there is no GPU to test on; None where there is one."""
+    """The reason why there is no GPU to test on, or None if there is one."""
     try:
         return None if mx.num_gpus() else "there is no GPU here, or no CuPy"
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Native runs give the bits of the steps that they replace, keep the origin of errors, and step aside if they must."""
+"""Native runs are bit-identical to the steps that they replace, keep the origin of errors, and step aside if needed."""
 
 import os
 import sys

@@ -88,7 +88,7 @@ class Alive:
 
     @staticmethod
     def is_view(plan, node):
-        """Return whether a node only views its input with another shape."""
+        """Return whether a node only views its input with a different shape."""
         return node.op.traits.view and Entry(node, 0) in plan.root
 
     def whole(self, entry):

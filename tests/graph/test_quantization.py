@@ -196,7 +196,7 @@ def _ops(block):
     return [node["op"] for node in _nodes(block)]
 
 
-def test_smart_mode_skips_layers_without_quantized_neighbours():
+def test_smart_mode_skips_layers_without_quantized_neighbors():
     data = mx.sym.var("data")
     pooled = mx.sym.Pooling(data, kernel=(2, 2), name="before")
     convolved = mx.sym.Convolution(pooled, kernel=(1, 1), num_filter=2, name="conv")

@@ -1,4 +1,4 @@
-"""Ten first hours of a newcomer, outside of the checkout, with a Python that has the wheel: ``make journeys``.
+"""Ten first hours of a newcomer, outside the checkout, with a Python that has the wheel: ``make journeys``.
 
 ``python -m tests.journeys PYTHON [NAME ...]`` runs each of them in an empty folder, and prints which passed and which
 failed. They do only what the documentation says: no journey reads the source.

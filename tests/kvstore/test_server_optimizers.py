@@ -1,4 +1,4 @@
-"""Optimizers on servers: a key split over two servers has the same bits as in one process."""
+"""Optimizers on servers: a key split over two servers is bit-identical to one in a single process."""
 
 import asyncio
 

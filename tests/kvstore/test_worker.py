@@ -574,7 +574,7 @@ def test_states_of_another_model_are_refused():
 
 
 @given(st.lists(st.integers(1, 200 << 10), max_size=30))
-def test_runs_are_small_neighbours_and_cover_all_keys(sizes):
+def test_runs_are_small_neighbors_and_cover_all_keys(sizes):
     result = split_into_runs(sizes)
     assert [place for run in result for place in range(len(sizes))[run]] == list(range(len(sizes)))
     for run in result:

@@ -24,7 +24,7 @@ class Mode:
         runner: what does it.
         dtype: of parameters and inputs.
         devices: among which a batch is split.
-        hybridize: the arguments of ``hybridize``; None where it is not called.
+        hybridize: the arguments of ``hybridize``, or None if it is not called.
         children: hybridize the children one by one.
         turns: hybridize it for every other step alone.
         imported: write the block to files, and read it back.
@@ -182,7 +182,7 @@ MODES = {
     "mirrored": Mode(hybridize={}, settings={"backward_do_mirror": True}, **GRAPHS),
     "unshared": Mode(hybridize={}, settings={"exec_enable_inplace": False, "exec_match_range": 0}, **GRAPHS),
     "checked": Mode(hybridize=STATIC, settings={"exec_check": True, "engine_check": True}, **GRAPHS),
-    # Slices have kernels for fewer examples, which add up in another order.
+    # Slices have kernels for fewer examples, which add up in a different order.
     "sliced": Mode(hybridize=BOTH, settings={"exec_slice": 1}),
     "sliced by choice": Mode(hybridize=STATIC, eagerly_sliced=True),
     "partitioned, sliced": Mode(hybridize=STATIC, partitioned=True, settings={"exec_slice": 1}),
@@ -200,7 +200,7 @@ MODES = {
     ),
     "executor, sliced by choice": Mode(runners.Bound, eagerly_sliced=True, **SYMBOLIC),
     "executor, sliced": Mode(runners.Bound, settings={"exec_slice": 1}, **SYMBOLIC),
-    # Gradients of slices are summed in another order.
+    # Gradients of slices are summed in a different order.
     "executor, budget": Mode(runners.Joint, budgets=(0.1, 0.25, 0.5, 0.7), **SYMBOLIC),
     "executor, budget, passes apart": Mode(runners.Apart, budgets=(0.15, 0.3, 0.5, 0.7), **SYMBOLIC),
     "executor, budget, passes apart, checked": Mode(

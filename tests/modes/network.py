@@ -120,7 +120,7 @@ class Network:
         whole: its outputs for an instance depend on the other instances.
         plain: parts of it are no HybridBlocks, so there is no symbol of it.
         draws: it draws random numbers in training.
-        loose: it draws them in another order, or in other shapes, where it is composed of symbols.
+        loose: it draws them in a different order, or in other shapes, where it is composed of symbols.
         scalar: an output is one number for the whole batch.
     """
 

@@ -419,6 +419,6 @@ class Module(Symbolic):
         self.module.update()
 
     def state(self):
-        # The mean over the devices; running averages inside of loops are arguments, of which a module takes the first.
+        # The mean over the devices; running averages inside loops are arguments, of which a module takes the first.
         arrays_of_devices = {name: self.module._group.on_devices(name) for name in (*self.args, *self.aux)}
         return {self.names[name]: sum(map(read, arrays)) / len(arrays) for name, arrays in arrays_of_devices.items()}

@@ -90,7 +90,8 @@ class Trial:
     def _other_bits(self, name, expected, record):
         """Find bitwise differences between a mode and the one that it should equal.
 
-        Kernels may add up in another order on another number of threads: where bits differ, both must have the same on
+        Kernels may add up in a different order on another number of threads: where bits differ, both must have the same
+            on
         one thread, and be right as they are.
         """
         if not _differing(expected, record):

@@ -550,7 +550,7 @@ def test_a_cache_that_cannot_be_written_is_harmless(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("features", ["host", "none"])
 def test_baseline_code_gives_the_same_bits_as_optimized_code(features, tmp_path, monkeypatch):
-    monkeypatch.setattr(background_compilation._ahead, "later", lambda work: None)
+    monkeypatch.setattr(background_compilation._ahead, "call_later", lambda work: None)
     assert compiler.available()  # this reads the machine's features from another file
     if features == "none":
         monkeypatch.setattr(compiler, "features", frozenset)
@@ -594,7 +594,7 @@ def test_cached_baseline_code_is_used_until_optimized_code_exists(alone, tmp_pat
 
 
 def test_prepared_calls_switch_to_optimized_code(tmp_path, monkeypatch):
-    monkeypatch.setattr(background_compilation._ahead, "later", lambda work: None)
+    monkeypatch.setattr(background_compilation._ahead, "call_later", lambda work: None)
     run, events = team.run, []
     monkeypatch.setattr(team, "run", lambda function, *value: (events.append(function), run(function, *value)))
     x, out = normal(200, 30), np.empty((200, 30), np.float32)

@@ -30,7 +30,7 @@ class Deliberate(NamedTuple):
     """A part of the points' names."""
     reason: str
     is_number: bool = True
-    """False where the gradient may be NaN."""
+    """An array that is false at elements whose gradient may be NaN."""
 
 
 DELIBERATE = [

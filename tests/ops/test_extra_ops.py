@@ -1,4 +1,4 @@
-"""Behaviour of the operators of tests/op_cases/extras.py beyond their tables: dtypes, states, symbols, errors."""
+"""Behavior of the operators of tests/op_cases/extras.py beyond their tables: dtypes, states, symbols, errors."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Repeated calls of single operators are recorded, with the same bits, for any data and layout."""
+"""Repeated calls of single operators are recorded, with bit-identical results, for any data and layout."""
 
 import os
 import threading

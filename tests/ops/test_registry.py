@@ -157,7 +157,7 @@ def test_listed_exceptions_exist():
 
 
 def inherited_out_of_order(cls):
-    """Return the traits that a class inherits from a class with other inputs, or another order of inputs."""
+    """Return the traits that a class inherits from a class with other inputs, or a different order of inputs."""
     mro = cls.__mro__
 
     def first(*names):

@@ -8,7 +8,7 @@ from flowmx.ops.math import special, special_gamma
 
 reference = pytest.importorskip("scipy.special")
 
-# Points at which piecewise functions meet, and their neighbours.
+# Points at which piecewise functions meet, and their neighbors.
 EVEN = np.concatenate([np.nextafter(np.arange(0.125, 13, 0.125), to) for to in (0, np.arange(0.125, 13, 0.125), 20)])
 POSITIVE = np.concatenate([np.geomspace(1e-12, 1, 400), np.linspace(0.01, 12, 1500), np.geomspace(12, 170, 300), EVEN])
 NEGATIVE = -np.concatenate(

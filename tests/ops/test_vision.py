@@ -129,7 +129,7 @@ def test_proposals_are_the_best_boxes_repeated_as_padding():
     proposals, its_scores = proposals.asnumpy().reshape(2, 250, 5), its_scores.asnumpy().reshape(2, 250)
     for image, (height, width) in enumerate(((64, 80), (40, 60))):
         assert (proposals[image, :, 0] == image).all()
-        # Boxes that are too small, or outside of the image, come last.
+        # Boxes that are too small, or outside the image, come last.
         large = proposals[image, its_scores[image] > 0, 1:]
         assert (large >= 0).all()
         assert (large <= [width - 1, height - 1] * 2).all()

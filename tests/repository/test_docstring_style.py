@@ -42,7 +42,7 @@ def questions(source: str) -> list[tuple[int, str]]:
 
 
 def python_files(folder: str) -> list[Path]:
-    """The Python files of a folder that belong to the repository, or all of them outside of a checkout."""
+    """The Python files of a folder that belong to the repository, or all of them outside a checkout."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", folder],
         cwd=ROOT, capture_output=True, text=True, check=False,

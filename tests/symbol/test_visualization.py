@@ -11,7 +11,7 @@ import pytest
 
 import flowmx as mx
 from flowmx.graph.reports.occupancy import alive
-from flowmx.graph.reports.picture import COLOURS, panels
+from flowmx.graph.reports.picture import COLORS, panels
 from tests.fixtures import record_visualization as recorded
 
 KNOWN = json.loads(recorded.FILE.read_text())
@@ -156,7 +156,7 @@ def test_live_values_and_the_bound():
     assert panel.alive == counted == alive(plan.lives, len(plan.steps()) + 1)
     kinds = {"forward", "gradient", *(["workspace"] if plan.workspace else [])}
     assert {bar.kind for bar in panel.bars} == kinds
-    assert set(COLOURS) >= {bar.kind for bar in panel.bars}
+    assert set(COLORS) >= {bar.kind for bar in panel.bars}
 
 
 def test_a_panel_for_each_device():

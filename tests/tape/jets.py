@@ -15,8 +15,8 @@ class Jet:
 
     Attributes:
         value: of shape S.
-        first: (DIRECTIONS, *S), or None where it is 0.
-        second: (DIRECTIONS, DIRECTIONS, *S), or None where it is 0.
+        first: (DIRECTIONS, *S), or None if it is 0.
+        second: (DIRECTIONS, DIRECTIONS, *S), or None if it is 0.
         order: the number of known derivatives.
         reach: the variables that the value came from by recorded operators; None: it is no part of the tape.
     """

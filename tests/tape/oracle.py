@@ -1,7 +1,7 @@
 """The oracle: memory, the handles on it, and their derivatives, with NumPy only.
 
 Every memory has values. Their derivatives are stored in *lines*: the handles of a line read the same derivatives, and a
-write while recording changes them. `detach()`, `attach_grad()`, and views of recorded arrays created outside of
+write while recording changes them. `detach()`, `attach_grad()`, and views of recorded arrays created outside
 `record()` start another line on the same memory.
 """
 
@@ -101,7 +101,7 @@ class World:
         seen: the values that the program read: a label and an array each.
         excuses: kinds of errors that flowmx may raise, though it need not, with the statement from which on it may.
         at: the number of the statement.
-        refusal: the number of a statement that flowmx must refuse, and a part of the error's text; None where there is
+        refusal: the number of a statement that flowmx must refuse, and a part of the error's text, or None if there is
             none.
     """
 

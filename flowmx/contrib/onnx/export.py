@@ -129,20 +129,20 @@ def _dynamic(
         name: 8 + index for index, name in enumerate(dict.fromkeys(n for axes in names.values() for n in axes if n))
     }
 
-    def dims(apart: bool) -> dict[Node, Lengths]:
-        return {node: _lengths(template, shapes[node], numbers, apart) for node, template in templates.items()}
+    def dims(by_axis: bool) -> dict[Node, Lengths]:
+        return {node: _lengths(template, shapes[node], numbers, by_axis) for node, template in templates.items()}
 
     try:  # lengths without names are distinguished by their axes, if the graph lets them differ
-        dynamic_lengths.trials(nodes, _fixed_shapes(nodes, params), dims(apart=True))
+        dynamic_lengths.trials(nodes, _fixed_shapes(nodes, params), dims(by_axis=True))
     except ShapeError:
-        return dims(apart=False), names
-    return dims(apart=True), names
+        return dims(by_axis=False), names
+    return dims(by_axis=True), names
 
 
-def _lengths(template: Sequence[object], shape: Shape, numbers: Mapping[str, int], apart: bool) -> Lengths:
+def _lengths(template: Sequence[object], shape: Shape, numbers: Mapping[str, int], by_axis: bool) -> Lengths:
     dims: list[Length] = []
     for axis, (entry, length) in enumerate(zip(template, shape, strict=True)):
-        number = numbers[entry] if isinstance(entry, str) else axis if apart else 0
+        number = numbers[entry] if isinstance(entry, str) else axis if by_axis else 0
         dims.append(dynamic_lengths.varying(length, number) if entry is None or isinstance(entry, str) else length)
     return tuple(dims)
 

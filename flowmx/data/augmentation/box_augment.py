@@ -40,7 +40,7 @@ def split_label(label: Label) -> tuple[Any, Any]:
 def augment(
     image: Image, label: Label, options: DetAugmentOptions, size: Size, random: np.random.Generator
 ) -> tuple[Image, Label]:
-    """Change an image and its label at random: colours, mirroring, padding, cropping, and the size.
+    """Change an image and its label at random: colors, mirroring, padding, cropping, and the size.
 
     Args:
         image: uint8, (height, width, channels), red first.
@@ -86,7 +86,7 @@ def _fit_size(image: Image, options: DetAugmentOptions, size: Size, random: np.r
     return _resize(image, new, options, random)
 
 
-# -- colours -----------------------------------------------------------------------------------------------
+# -- colors -----------------------------------------------------------------------------------------------
 
 
 def _change_colors(image: Image, options: DetAugmentOptions, random: np.random.Generator) -> Image:

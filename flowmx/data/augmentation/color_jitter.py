@@ -1,4 +1,4 @@
-"""Random changes of an image's colours, on uint8, as OpenCV computes them."""
+"""Random changes of an image's colors, on uint8, as OpenCV computes them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def as_bytes(values: Any) -> Image:
 
 
 def jitter(image: Image, options: AugmentOptions, u: Any) -> Image:
-    """Change the colours of an image.
+    """Change the colors of an image.
 
     Args:
         image: (height, width, 3), red first.

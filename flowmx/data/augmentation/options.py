@@ -147,7 +147,7 @@ class AugmentOptions(Options):
 
     @cached_property
     def changes_colors(self) -> bool:
-        """True if colours are changed at random."""
+        """True if colors are changed at random."""
         factors = (self.brightness, self.contrast, self.saturation, self.pca_noise)
         return max(factors) > 0 or any((self.random_h, self.random_s, self.random_l))
 
@@ -270,7 +270,7 @@ class DetAugmentOptions(Options):
 
     @cached_property
     def changes_colors(self) -> bool:
-        """True if colours are changed at random."""
+        """True if colors are changed at random."""
         probabilities = (self.random_hue_prob, self.random_saturation_prob, self.random_illumination_prob)
         return max(*probabilities, self.random_contrast_prob) > 0
 

@@ -14,7 +14,7 @@ from flowmx.gluon.data.sampler import (
     WeightedRandomSampler,
 )
 from flowmx.gluon.data.workers import DataLoaderTimeout, DataLoaderWorkerError
-from flowmx.lazy import later
+from flowmx.lazy import lazy_attributes
 
 __all__ = [
     "ArrayDataset", "BatchSampler", "BucketSampler", "DataLoader", "DataLoaderTimeout", "DataLoaderWorkerError",
@@ -23,4 +23,4 @@ __all__ = [
     "vision",
 ]  # fmt: skip
 
-__getattr__, __dir__ = later(__name__)
+__getattr__, __dir__ = lazy_attributes(__name__)

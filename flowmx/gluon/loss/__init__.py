@@ -14,7 +14,7 @@ from flowmx.gluon.loss.classification import (
 from flowmx.gluon.loss.ctc import CTCLoss
 from flowmx.gluon.loss.regression import HuberLoss, L1Loss, L2Loss, PoissonNLLLoss
 from flowmx.gluon.loss.similarity import CosineEmbeddingLoss, SDMLLoss, TripletLoss
-from flowmx.lazy import later
+from flowmx.lazy import lazy_attributes
 
 __all__ = [
     "CTCLoss", "CosineEmbeddingLoss", "HingeLoss", "HuberLoss", "KLDivLoss", "L1Loss", "L2Loss", "LogisticLoss", "Loss",
@@ -22,4 +22,4 @@ __all__ = [
     "SoftmaxCrossEntropyLoss", "SquaredHingeLoss", "TripletLoss",
 ]  # fmt: skip
 
-__getattr__, __dir__ = later(__name__)
+__getattr__, __dir__ = lazy_attributes(__name__)

@@ -43,7 +43,7 @@ from flowmx.gluon.nn.transformer import (
     TransformerEncoder,
     TransformerEncoderLayer,
 )
-from flowmx.lazy import later
+from flowmx.lazy import lazy_attributes
 
 __all__ = [
     "ELU", "GEGLU", "GELU", "GLU", "SELU", "Activation", "AvgPool1D", "AvgPool2D", "AvgPool3D", "BatchNorm",
@@ -56,4 +56,4 @@ __all__ = [
     "TransformerEncoder", "TransformerEncoderLayer",
 ]  # fmt: skip
 
-__getattr__, __dir__ = later(__name__, others={"linear": "Dense", "module": "HybridBlock", "conv": "Conv2D"})
+__getattr__, __dir__ = lazy_attributes(__name__, others={"linear": "Dense", "module": "HybridBlock", "conv": "Conv2D"})

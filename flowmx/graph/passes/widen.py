@@ -22,8 +22,8 @@ from flowmx.ops.second_names import RNNParamConcat
 
 def widen(graph: Graph, options: Options) -> Graph:
     """Compute operators without 16-bit kernels in float32, in graphs without gradients."""
-    halves = {entry for entry, dtype in graph.dtypes.items() if _is_half(dtype)}
-    if graph.train or graph.heads or options.device_type != "cpu" or not halves or graph.groups:
+    entries_16bit = {entry for entry, dtype in graph.dtypes.items() if _is_half(dtype)}
+    if graph.train or graph.heads or options.device_type != "cpu" or not entries_16bit or graph.groups:
         return graph
     if not any(node.op is not None and multiplies(node.op) for node in graph.nodes()):
         return graph
@@ -60,8 +60,8 @@ class _Widening:
         """Compute a node in float32; return False if it must stay as it is."""
         rewriter, dtypes = self._rewriter, self._rewriter.graph.dtypes
         outputs = [Entry(node, index) for index in range(node.outputs())]
-        halves = [dtypes[entry] for entry in (*node.inputs, *outputs) if _is_half(dtypes[entry])]
-        if not halves or self._stays_half(node, op, halves[0]):
+        entries_16bit = [dtypes[entry] for entry in (*node.inputs, *outputs) if _is_half(dtypes[entry])]
+        if not entries_16bit or self._stays_half(node, op, entries_16bit[0]):
             return False
         traits = op.traits
         if op.subgraphs or op.updates or traits.detached or traits.casts or traits.once or not node.inputs:
@@ -82,8 +82,8 @@ class _Widening:
         """Return whether a node stays in 16 bits: it has a kernel, and some 16-bit input is not computed in float32."""
         if dtype not in self._options.product_dtypes or not kernels.computes(self._options.device_type, op, dtype):
             return False
-        halves = [entry for entry in node.inputs if _is_half(self._rewriter.graph.dtypes[entry])]
-        return op.traits.multiplies or not halves or not all(map(self._is_wide, halves))
+        entries_16bit = [entry for entry in node.inputs if _is_half(self._rewriter.graph.dtypes[entry])]
+        return op.traits.multiplies or not entries_16bit or not all(map(self._is_wide, entries_16bit))
 
     def _is_wide(self, entry: Entry) -> bool:
         """Return whether a 16-bit entry is computed in float32, and no reader has needed it in 16 bits so far."""

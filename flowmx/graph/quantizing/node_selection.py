@@ -52,13 +52,13 @@ def _users(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
 
 
 def _spread(
-    start: Iterable[Node], neighbours: Mapping[Node, Sequence[Node]], allowed: Mapping[Node, Quantization]
+    start: Iterable[Node], neighbors: Mapping[Node, Sequence[Node]], allowed: Mapping[Node, Quantization]
 ) -> set[Node]:
     """Return the allowed nodes that do not pay off alone and are connected to the start through such nodes."""
     reached: set[Node] = set()
     queue = list(start)
     while queue:
-        for node in neighbours.get(queue.pop(), ()):
+        for node in neighbors.get(queue.pop(), ()):
             if node in allowed and not allowed[node].always and node not in reached:
                 reached.add(node)
                 queue.append(node)

@@ -21,7 +21,7 @@ from flowmx.serialization.atomic import replace_file
 if TYPE_CHECKING:
     from flowmx.graph.plan import Plan
 
-COLOURS = {"forward": "#4477aa", "gradient": "#ee7733", "workspace": "#228833"}
+COLORS = {"forward": "#4477aa", "gradient": "#ee7733", "workspace": "#228833"}
 _FONT = 'font-family="sans-serif" font-size="12"'
 _LINE, _BOUND = "#222222", "#bb2222"
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1000, 380, 90, 20, 40, 40
@@ -116,10 +116,10 @@ def _svg_panel(panel: Panel, steps: Sequence[Node], forward: int) -> Iterator[st
     high = (_HEIGHT - _TOP - _BOTTOM) / max(panel.size, panel.bound, 1)
     floor = _HEIGHT - _BOTTOM
 
-    def rectangle(first: float, last: float, low: float, top: float, colour: str, title: str) -> str:
+    def rectangle(first: float, last: float, low: float, top: float, color: str, title: str) -> str:
         return (
             f'<rect x="{_LEFT + first * wide:.2f}" y="{floor - top * high:.2f}" width="{(last - first) * wide:.2f}" '
-            f'height="{(top - low) * high:.2f}" fill="{colour}"><title>{escape(title, quote=False)}</title></rect>'
+            f'height="{(top - low) * high:.2f}" fill="{color}"><title>{escape(title, quote=False)}</title></rect>'
         )
 
     yield f'<text x="{_LEFT}" y="18">{escape(_heading(panel), quote=False)}</text>'
@@ -127,14 +127,14 @@ def _svg_panel(panel: Panel, steps: Sequence[Node], forward: int) -> Iterator[st
     yield '<g stroke="white" stroke-width="0.4">'
     for bar in panel.bars:
         yield rectangle(
-            bar.life.first, bar.life.last + 1, bar.offset, bar.offset + bar.life.size, COLOURS[bar.kind],
+            bar.life.first, bar.life.last + 1, bar.offset, bar.offset + bar.life.size, COLORS[bar.kind],
             _title(bar, steps),
         )  # fmt: skip
     yield "</g>"
     for step, node in enumerate(steps):
         title = f"step {step}: {node.name} ({node.op.name if node.op is not None else ''})"
-        colour = COLOURS["forward" if step < forward else "gradient"]
-        yield rectangle(step, step + 0.9, -14 / high, -4 / high, colour, title)
+        color = COLORS["forward" if step < forward else "gradient"]
+        yield rectangle(step, step + 0.9, -14 / high, -4 / high, color, title)
     points = " ".join(
         f"{_LEFT + (step + side) * wide:.2f},{floor - nbytes * high:.2f}"
         for step, nbytes in enumerate(panel.alive) for side in (0, 1)
@@ -153,9 +153,9 @@ def _svg_panel(panel: Panel, steps: Sequence[Node], forward: int) -> Iterator[st
 
 
 def _legend() -> Iterator[str]:
-    for number, (name, colour) in enumerate([*COLOURS.items(), ("alive", _LINE), ("lower bound", _BOUND)]):
+    for number, (name, color) in enumerate([*COLORS.items(), ("alive", _LINE), ("lower bound", _BOUND)]):
         x = _WIDTH - _RIGHT - 90 * (5 - number)
-        yield f'<rect x="{x}" y="9" width="10" height="10" fill="{colour}"/><text x="{x + 14}" y="18">{name}</text>'
+        yield f'<rect x="{x}" y="9" width="10" height="10" fill="{color}"/><text x="{x + 14}" y="18">{name}</text>'
 
 
 def _heading(panel: Panel) -> str:
@@ -190,12 +190,12 @@ def _png(plan: Plan, path: str | Path) -> None:
             [bar.life.size / (1 << 20) for bar in panel.bars],
             [bar.life.last + 1 - bar.life.first for bar in panel.bars],
             [bar.offset / (1 << 20) for bar in panel.bars],
-            color=[COLOURS[bar.kind] for bar in panel.bars], align="edge", edgecolor="white", linewidth=0.3,
+            color=[COLORS[bar.kind] for bar in panel.bars], align="edge", edgecolor="white", linewidth=0.3,
         )  # fmt: skip
         axes.stairs([nbytes / (1 << 20) for nbytes in panel.alive], color=_LINE, label="alive")
         axes.axhline(panel.bound / (1 << 20), color=_BOUND, linestyle="--", label="lower bound")
-        for kind, colour in COLOURS.items():
-            axes.plot([], [], color=colour, linewidth=6, label=kind)
+        for kind, color in COLORS.items():
+            axes.plot([], [], color=color, linewidth=6, label=kind)
         axes.set(xlabel="step", ylabel="MiB", title=_heading(panel))
         axes.legend(loc="upper right", fontsize="small")
     figure.savefig(path, format="png")

@@ -198,13 +198,13 @@ class DetRandomCropAug(DetAugmenter):
 
 
 class DetRandomPadAug(DetAugmenter):
-    """Place the image at a random position in a larger frame of one colour.
+    """Place the image at a random position in a larger frame of one color.
 
     Args:
         aspect_ratio_range: the smallest and the largest width of the frame divided by its height.
         area_range: the smallest and the largest area of the frame, as a multiple of the image's.
         max_attempts: the number of attempts; the image is not changed if all fail.
-        pad_val: the colour.
+        pad_val: the color.
     """
 
     def __init__(
@@ -306,7 +306,7 @@ def CreateDetAugmenter(  # noqa: N802 - MXNet's name
         brightness: the largest difference of the brightness factor from 1.
         contrast: the largest difference of the contrast factor from 1.
         saturation: the largest difference of the saturation factor from 1.
-        pca_noise: the standard deviation of the noise along the principal components of the colours.
+        pca_noise: the standard deviation of the noise along the principal components of the colors.
         hue: the largest rotation, as a fraction of half a circle.
         inter_method: the interpolation; see :func:`~flowmx.image.imresize`.
         min_object_covered: see :class:`DetRandomCropAug`; a list makes several croppers.
@@ -314,7 +314,7 @@ def CreateDetAugmenter(  # noqa: N802 - MXNet's name
         area_range: like ``min_object_covered``; its upper end is also used for frames.
         min_eject_coverage: like ``min_object_covered``.
         max_attempts: like ``min_object_covered``; also for frames.
-        pad_val: the colour of frames.
+        pad_val: the color of frames.
     """
     sequence: list[DetAugmenter] = []
     if resize > 0:
@@ -328,18 +328,18 @@ def CreateDetAugmenter(  # noqa: N802 - MXNet's name
     if rand_pad > 0:
         frame = DetRandomPadAug(aspect_ratio_range, (1.0, area_range[1]), max_attempts, pad_val)
         sequence.append(DetRandomSelectAug([frame], 1 - rand_pad))
-    colours = augmenters.colour_augmenters(brightness, contrast, saturation, hue, pca_noise, rand_gray)
-    return sequence + _image_augmenters(data_shape, inter_method, colours, mean, std)
+    colors = augmenters.color_augmenters(brightness, contrast, saturation, hue, pca_noise, rand_gray)
+    return sequence + _image_augmenters(data_shape, inter_method, colors, mean, std)
 
 
 def _image_augmenters(
-    data_shape: Sequence[int], inter_method: int, colours: Sequence[Augmenter], mean: object, std: object
+    data_shape: Sequence[int], inter_method: int, colors: Sequence[Augmenter], mean: object, std: object
 ) -> list[DetAugmenter]:
-    """Return the last augmenters, which leave the labels unchanged: resizing, colours, normalization."""
+    """Return the last augmenters, which leave the labels unchanged: resizing, colors, normalization."""
     image_augmenters: list[Augmenter] = [
         augmenters.ForceResizeAug((data_shape[2], data_shape[1]), inter_method),
         augmenters.CastAug(),
-        *colours,
+        *colors,
         *augmenters.normalizing_augmenters(mean, std, np.array),
     ]
     return [DetBorrowAug(augmenter) for augmenter in image_augmenters]

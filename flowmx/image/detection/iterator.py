@@ -168,7 +168,7 @@ class ImageDetIter(ImageIter):
         """Iterate over the images with their boxes drawn (needs Pillow).
 
         Args:
-            color: the colour of the boxes (default: one per class).
+            color: the color of the boxes (default: one per class).
             thickness: the thickness of the boxes' lines.
             mean: the mean to add, which an augmenter subtracted; True for ImageNet's.
             std: the standard deviation to multiply by, which an augmenter divided by; True for ImageNet's.

@@ -25,7 +25,7 @@ class _Part(NamedTuple):
         what: the name of the part in messages.
         names: the variables that hold it; the first one that is set counts.
         stride: the distance between the ports of two jobs whose numbers differ by one in this part. Strides are coprime
-            to each other and to the number of ports, so that neighbouring jobs of all kinds have different ports.
+            to each other and to the number of ports, so that neighboring jobs of all kinds have different ports.
     """
 
     what: str

@@ -23,7 +23,7 @@ _GROUP_BYTES = 1 << 20
 """Maximum size of a group in bytes."""
 
 _RUN_BYTES = 64 << 10
-"""Maximum size in bytes of neighbouring parameters that are sent together before all their gradients are ready."""
+"""Maximum size in bytes of neighboring parameters that are sent together before all their gradients are ready."""
 
 
 class Group:
@@ -128,7 +128,7 @@ class Groups:
 
 
 def split_into_runs(sizes: Sequence[int]) -> list[slice]:
-    """Split keys into runs of neighbours that may be sent together although their gradients are not ready at once.
+    """Split keys into runs of neighbors that may be sent together although their gradients are not ready at once.
 
     Args:
         sizes: the sizes of a network's keys in bytes, in the order of its layers.

@@ -13,8 +13,8 @@ def _quantile_gradient(
 ) -> Tensor:
     """Return the gradient of a quantile.
 
-    A quantile is one of the sorted numbers or lies between two neighbours. The same quantile of their positions gives
-    the neighbours and the distances to them.
+    A quantile is one of the sorted numbers or lies between two neighbors. The same quantile of their positions gives
+    the neighbors and the distances to them.
     """
     axes = axes_of(axis, x.ndim)
     rows = to_rows(xp, x, axes)

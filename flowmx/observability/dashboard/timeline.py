@@ -2,7 +2,7 @@
 
 A sample may hold thousands of operations, and work per operation takes the GIL from the program. Consecutive short
 operations of an actor are therefore merged immediately. An actor may run several operations in parallel; each is drawn
-in the actor's first free lane. If there are more bars than a screen can show, short neighbours are merged.
+in the actor's first free lane. If there are more bars than a screen can show, short neighbors are merged.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Lanes:
 
 
 def limit_bars(bars: Sequence[Bar], max_bars: int = MAX_BARS) -> list[Bar]:
-    """Merge short neighbouring bars until every lane has at most ``max_bars`` bars."""
+    """Merge short neighboring bars until every lane has at most ``max_bars`` bars."""
     by_lane: dict[tuple[str, int], list[Bar]] = {}
     for bar in bars:
         by_lane.setdefault((bar.actor, bar.lane), []).append(bar)

@@ -1,6 +1,6 @@
 """Training curves: numbers by name and step, kept from the start of the process.
 
-A curve has at most a few hundred points: when it is full, pairs of neighbours are replaced by their means. It thus
+A curve has at most a few hundred points: when it is full, pairs of neighbors are replaced by their means. It thus
 covers the whole run, however long that is, at constant cost.
 """
 

@@ -169,7 +169,7 @@ class Sums:
         return [*lines, "a.partial[(threadIdx.x * a.parts + part) * a.channels + channel] = total;", "}"]
 
     def _column_code(self, sums: str) -> list[str]:
-        """Return the code for one block per part of neighbouring channels, with innermost channels."""
+        """Return the code for one block per part of neighboring channels, with innermost channels."""
         real, count = self._real, len(self._terms)
         return [
             f"const int lane = threadIdx.x % {_LANES}, row = threadIdx.x / {_LANES};",

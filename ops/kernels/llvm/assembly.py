@@ -390,8 +390,8 @@ class Code:
         """Return the addresses of elements ``step`` apart, one in each lane."""
         wide = f"<{self.lanes} x {INDEX}>"
         numbers = ", ".join(f"{INDEX} {lane}" for lane in range(self.lanes))
-        apart = self.put(wide, f"mul <{self.lanes} x {INDEX}> <{numbers}>, {self.spread(step).name}")
-        at = self.put(wide, f"add {apart}, {self.spread(start).name}")
+        offsets = self.put(wide, f"mul <{self.lanes} x {INDEX}> <{numbers}>, {self.spread(step).name}")
+        at = self.put(wide, f"add {offsets}, {self.spread(start).name}")
         return self.put(f"<{self.lanes} x ptr>", f"getelementptr {self._storage_of(address)[0]}, {address}, {at}")
 
     def _or_all(self, mask: Value | None) -> Value:

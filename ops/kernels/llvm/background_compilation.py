@@ -89,7 +89,7 @@ class Program:
                     self.compiled, path = compiler.compile_baseline(text)
                     if path is not None:
                         self._baseline = text, path
-                        _ahead.later(self._improve)
+                        _ahead.call_later(self._improve)
             except Exception:  # LLVM may fail in any way; the fallback is correct
                 _log.exception("compiling a fused loop failed; the fallback runs instead")
             self.failed = self.compiled is None
@@ -133,7 +133,7 @@ class _Ahead:
             if not self.is_over:
                 function()
 
-    def later(self, work: Callable[[], object]) -> None:
+    def call_later(self, work: Callable[[], object]) -> None:
         """Call a function later, when first results are no longer awaited."""
         with self._lock:
             self._waiting.append(work)

@@ -10,7 +10,7 @@ Such a formula is written as passes over a row::
 Each ``max``, ``sum`` or ``sums`` is a pass; it returns one number for the row. ``keep`` stores an
 output already in the next pass, and later passes read it again. The last pass computes the outputs that
 the formula returns. An array of shape (outer, length, inner) is reduced over ``length``. With an inner of 1, a
-vector holds neighbours of one row; otherwise each lane holds another row. A row may also consist of several
+vector holds neighbors of one row; otherwise each lane holds another row. A row may also consist of several
 parts, as a channel of a batch of images does: an array of shape (parts, outer, length) is reduced over the first axis
 too.
 """

@@ -93,26 +93,26 @@ def _row_products(real: FloatType, single: bool, features: frozenset[str]) -> st
     return code.finish()
 
 
-def _column_products(real: FloatType, single: bool, apart: bool, features: frozenset[str]) -> str:
+def _column_products(real: FloatType, single: bool, is_separate: bool, features: frozenset[str]) -> str:
     """``out[places[e]] += data[e] · b[i]`` over the elements e of all rows i, from zeros.
 
-    A task is either a share of the columns of ``b``, or, with ``apart``, a share of the matrix's rows, summed into a
-    separate result. In both cases sums do not depend on the number of threads.
+    A task is either a share of the columns of ``b``, or, with ``is_separate``, a share of the matrix's rows, summed
+    into a separate result. In both cases sums do not depend on the number of threads.
     """
     code = Code(real, features)
     share, length, rows, results = (code.word() for _ in range(4))
     data, places, starts, b, out = (code.array() for _ in range(5))
     with code.tasks() as task:
         first = code.times(task, share)
-        last = code.least(code.plus(first, share), rows if apart else length)
+        last = code.least(code.plus(first, share), rows if is_separate else length)
         none = code.index(0)
-        columns = (none, length) if apart else (first, last)
+        columns = (none, length) if is_separate else (first, last)
         base = code.times(task, results)
-        with code.loop(first if apart else none, last if apart else rows) as row:
+        with code.loop(first if is_separate else none, last if is_separate else rows) as row:
             begin, end = code.load_index(starts, row), code.load_index(starts, code.plus(row, 1))
             with code.loop(begin, end) as e:
                 place = code.load_short_index(places, e)
-                place = code.plus(place, base) if apart else place
+                place = code.plus(place, base) if is_separate else place
                 factor = code.load_one(data, e)
                 if single:
                     term = _scalar(code, "fmul", factor, code.load_one(b, row))
@@ -129,8 +129,8 @@ def _rows_program(dtype: np.dtype[np.generic], single: bool) -> Program:
 
 
 @lru_cache
-def _columns_program(dtype: np.dtype[np.generic], single: bool, apart: bool) -> Program:
-    return Program(partial(_column_products, _FLOAT_TYPES[dtype], single, apart))
+def _columns_program(dtype: np.dtype[np.generic], single: bool, is_separate: bool) -> Program:
+    return Program(partial(_column_products, _FLOAT_TYPES[dtype], single, is_separate))
 
 
 def _suits(width: int, data: Array, *arrays: Array) -> bool:
@@ -174,18 +174,18 @@ def transposed_product(data: Array, places: Array, starts: Array, b: Array, resu
         results: the number of rows of the result.
     """
     rows, width = len(starts) - 1, b.shape[1]
-    apart = data.size >= _PARTS * results
-    compiled = _columns_program(data.dtype, width == 1, apart).get() if _suits(width, data, b) else None
+    is_separate = data.size >= _PARTS * results
+    compiled = _columns_program(data.dtype, width == 1, is_separate).get() if _suits(width, data, b) else None
     if compiled is None:
         return None
     (starts,) = _whole_numbers(starts)
-    out = np.zeros((_PARTS if apart else 1, results, width), data.dtype)
+    out = np.zeros((_PARTS if is_separate else 1, results, width), data.dtype)
     threads = _threads(data.size * width)
-    if apart:
+    if is_separate:
         whole, share = rows, max(1, -(-rows // _PARTS))
     else:
         whole, share = width, max(_COLUMNS, -(-width // (threads * _COLUMNS)) * _COLUMNS)
     arrays = (data, places, starts, b, out)
     team.run(compiled, _pack(0, -(-whole // share), share, width, rows, results, *map(id, arrays)), threads)
-    product: Array = out.sum(axis=0) if apart else out[0]
+    product: Array = out.sum(axis=0) if is_separate else out[0]
     return product

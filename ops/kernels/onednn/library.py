@@ -236,7 +236,7 @@ class Library:
     def sums_int8_exactly(self, implementation: str) -> bool:
         """Return whether an implementation sums products of bytes in 32 bits from the first addition on.
 
-        Without VNNI the products of two neighbours are added in 16 bits, which overflow, and some filters are halved.
+        Without VNNI the products of two neighbors are added in 16 bits, which overflow, and some filters are halved.
         """
         if implementation.startswith("ref"):
             return False  # exact, but slower than sums in float32

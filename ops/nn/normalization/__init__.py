@@ -1,1 +1,1 @@
-"""Normalizations: over the batch, within each example, by a norm, and over neighbouring channels."""
+"""Normalizations: over the batch, within each example, by a norm, and over neighboring channels."""

@@ -1,4 +1,4 @@
-"""Local response normalization, over neighbouring channels, with its gradients."""
+"""Local response normalization, over neighboring channels, with its gradients."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Image = Any
 
 
 class RandAugment(HostTransform, Block):
-    """Apply randomly chosen changes to an image: rotation, shear, translation, colours, contrast and others.
+    """Apply randomly chosen changes to an image: rotation, shear, translation, colors, contrast and others.
 
     The changes and their strengths are those of torchvision's class of the same name. They are drawn from the generator
     that ``mx.random.seed`` seeds, and computed on the CPU. Apply it before :class:`ToTensor`.

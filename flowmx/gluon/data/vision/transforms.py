@@ -369,7 +369,7 @@ class RandomFlipTopBottom(_RandomFlip):
     _side, _axis = "top_bottom", 0
 
 
-# -- colours -----------------------------------------------------------------------------------------------
+# -- colors -----------------------------------------------------------------------------------------------
 
 
 class _RandomFactor(RandomTransform):
@@ -475,7 +475,7 @@ class RandomColorJitter(RandomTransform):
 
 
 class RandomLighting(RandomTransform):
-    """Add noise along the principal components of ImageNet's colours (Krizhevsky et al., 2012).
+    """Add noise along the principal components of ImageNet's colors (Krizhevsky et al., 2012).
 
     Args:
         alpha: the standard deviation of the noise.

@@ -36,7 +36,7 @@ class Config:
         """Return a string, or a default for a missing or null value.
 
         Raises:
-            DataError: the value has another type.
+            DataError: the value has a different type.
         """
         value: str = self._value(name, default, str, "a string")
         return value

@@ -59,7 +59,7 @@ def from_pretrained(
 
     Raises:
         ValueError: the folder is of an unsupported model, its config is invalid, or weights are missing, unknown, or of
-            another shape than the config says.
+            a shape that differs from the config.
         TypeError: the model does not take an option.
         OSError: a file is missing, or cannot be read.
 
