@@ -1,4 +1,4 @@
-"""Barriers by name: a pure state machine, like all of membership.
+"""Barriers by name: a state machine that does no I/O, like all of membership.
 
 The rounds of a barrier are counted. A worker's request contains the last round of that name which it has passed. A
 request that is sent twice, or whose response was lost, is therefore recognized: its round has already ended, and it

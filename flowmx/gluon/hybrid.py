@@ -379,7 +379,7 @@ class HybridBlock(Block):
 
     def _compile(self, arrays: Sequence[NDArray], form: Format, args: tuple[Any, ...]) -> Compiled:
         traced = self._graph(args)
-        all_params = self.collect_params()  # walks through all blocks
+        all_params = self.collect_params()  # visits all blocks
         params = self._graph_params(traced, all_params)
         names = traced.symbol.list_inputs()
         self._warn_of_unused({*names}, traced.inputs, all_params)

@@ -268,7 +268,7 @@ def _inputs_for(op: Operator, expected: DType, count: int) -> list[DType | None]
 def from_variables(
     nodes: Sequence[Node], shapes: Mapping[Node, ShapeOrNone], dtypes: Mapping[Node, DType]
 ) -> tuple[dict[Entry, Shape], dict[Entry, DType]] | None:
-    """Return the shapes and dtypes of every entry, if one walk from the variables determines them all; else None.
+    """Return the shapes and dtypes of every entry, if one pass from the variables determines them all; else None.
 
     None also stands for an error, which the full inference then reports.
     """

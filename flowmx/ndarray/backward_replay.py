@@ -2,7 +2,8 @@
 
 A training loop records the same calls in each step. The second backward pass over tapes of one form saves its bulks as
 a :class:`Replay`: a flat list of computations on numbered slots, and the tape's arrays that they read. From the third
-pass on, the walk is skipped: the replay looks up the arrays and pushes the list. As in bulks, an error affects only the
+pass on, the traversal is skipped: the replay looks up the arrays and pushes the list. As in bulks, an error affects
+    only the
 computations that depend on it.
 
 The form of a tape consists of the rules of its nodes, which represent the operator, its parameters, shapes and dtypes;
@@ -39,7 +40,7 @@ _MAX_HASHES = 1 << 14
 
 
 class Pushed(NamedTuple):
-    """A bulk that a walk pushed."""
+    """A bulk that a backward pass pushed."""
 
     parts: tuple[Part, ...]
     light: bool

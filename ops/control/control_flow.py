@@ -2,7 +2,7 @@
 
 Their bodies are graphs (:class:`flowmx.graph.subgraph.Body`). Lists of positions map the operator's inputs to the
 variables of a body, as in MXNet's JSON. Hidden outputs store the states at the start of each iteration. The gradient
-walks back over the iterations and recomputes each body from these states, so it needs the memory of one iteration only.
+iterates backwards and recomputes each body from these states, so it needs the memory of one iteration only.
 Random numbers repeat: each iteration has its own generator, seeded by the forward pass.
 """
 

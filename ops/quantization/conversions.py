@@ -1,4 +1,4 @@
-"""Conversions between floating point, int32 sums and quantized bytes."""
+"""Conversions between floating point, int32 sums and quantized values (int8 or uint8)."""
 
 from __future__ import annotations
 

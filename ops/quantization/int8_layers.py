@@ -1,4 +1,4 @@
-"""Convolution and product of bytes with exact sums on every processor, requantized in the same step.
+"""int8 convolution and matrix product with exact sums on every processor, requantized in the same step.
 
 The fallback forwards compute in float32 with the floating-point kernels if no sum can reach 2**24, the limit up to
 which float32 represents all integers. Otherwise the channels are summed in parts, or in float64. Processors with VNNI
@@ -38,7 +38,7 @@ _KINDS: dict[str, DType] = {"int32": INT32, "int8": INT8, "uint8": UINT8, "float
 
 @family
 class Int8(Fused, no_gradient=True):
-    """A fused layer on bytes: activation(scale · sums + bias + factor · addend), rounded for integer outputs.
+    """A fused layer on int8 data: activation(scale · sums + bias + factor · addend), rounded for integer outputs.
 
     With ``inner``, scale · sums + bias is rounded and clipped, multiplied by ``inner``, and ``shift`` is added, before
     the addend. This class precedes the layer among the bases. Data and addend are int8 or uint8, the weight is int8,
@@ -104,7 +104,7 @@ class Int8(Fused, no_gradient=True):
 
 @operator("_int8_Convolution")
 class Int8Convolution(Int8, Convolution, batch_wise=BatchWise.OWN):
-    """A fused convolution of bytes."""
+    """A fused int8 convolution."""
 
     bias_axis = Convolution.bias_axis
 
@@ -114,7 +114,7 @@ class Int8Convolution(Int8, Convolution, batch_wise=BatchWise.OWN):
 
 @operator("_int8_FullyConnected")
 class Int8FullyConnected(Int8, FullyConnected, batch_wise=BatchWise.OWN):
-    """A fused product of bytes."""
+    """A fused int8 matrix product."""
 
     bias_axis = FullyConnected.bias_axis
 
@@ -143,12 +143,12 @@ class _PackInt8(Pack):
 
 @operator("_pack_int8_Convolution")
 class PackInt8Convolution(_PackInt8, Int8Convolution):
-    """The filters of a convolution of bytes."""
+    """The packed filters of an int8 convolution."""
 
 
 @operator("_pack_int8_FullyConnected")
 class PackInt8FullyConnected(_PackInt8, Int8FullyConnected):
-    """The weight of a product of bytes."""
+    """The packed weight of an int8 matrix product."""
 
 
 def convolve_int8(

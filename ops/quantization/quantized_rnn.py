@@ -1,4 +1,4 @@
-"""Quantized recurrent layers: an LSTM with data, states and weights as bytes, and cells in floating point.
+"""Quantized recurrent layers: an LSTM with uint8 data and states, int8 weights, and cells in floating point.
 
 Data and states are uint8 with one range, which need not be symmetric: byte = real · scale + shift. Weights are int8
 with a scale per unit of each gate.
@@ -116,7 +116,7 @@ def _round_up(size: float) -> np.float32:
 class QuantizedRNN(
     RNN, no_gradient=True, uses_random=False, mode_matters=False, precision=Precision.GIVEN, quantized=None
 ):
-    """An LSTM over a batch of sequences of bytes: products of bytes, with cells and outputs in floating point.
+    """An LSTM over a batch of uint8 sequences: int8 products, with cells and outputs in floating point.
 
     Weights are rounded to int8 with a scale from the largest weight of each unit in each gate. The states are rounded
     with the scale and shift of the data, and clipped to its range. For prediction only.
@@ -215,7 +215,7 @@ class _Direction:
         self._bias = weights.input_bias + weights.recurrent_bias
 
     def run_steps(self, x: Array, state: Array, cell: Array) -> tuple[Array, tuple[Array, Array]]:
-        """Return the states of all steps as bytes, and the last state and cell in floating point."""
+        """Return the states of all steps as uint8, and the last state and cell in floating point."""
         xp = self._xp
         projections = self._product(rows_of(x), self._input).reshape(*x.shape[:2], -1)
         hidden = xp.empty((*x.shape[:2], state.shape[1]), UINT8)

@@ -2,7 +2,7 @@
 
 A convolution followed by BatchNorm, a sum and an activation, or a product followed by an activation, is a node with a
 body (:class:`flowmx.graph.subgraph.Body`) that defines the floating-point computation. When quantized, BatchNorm is
-folded into the filters, filters get a scale per channel, and the sums are converted to bytes in the same step.
+folded into the filters, filters get a scale per channel, and the sums are converted to int8 in the same step.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ MAX_INT8 = 127.0
 
 
 class Int32Layer(NamedTuple):
-    """A layer on bytes with an int32 output.
+    """A layer on int8 data with an int32 output.
 
     Attributes:
         kind: the operator class that computes it.

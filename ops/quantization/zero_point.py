@@ -1,4 +1,4 @@
-"""Bytes with a zero point, as in ONNX: ``real = (byte - zero) * scale``; and operators on bytes that plans insert."""
+"""int8 and uint8 with a zero point, as in ONNX: ``x = (q - zero) * scale``; and operators that plans insert."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Linear(Operator, hidden=True, no_gradient=True, keeps_layout=True):
 
 @operator("_quantize_linear")
 class QuantizeLinear(_Linear):
-    """Quantize to bytes with a zero point, clipped to the type."""
+    """Quantize to int8 or uint8 with a zero point, clipped to the type."""
 
     out_dtype: Literal["int8", "uint8"] = option("uint8", "The dtype of the output.")
 
@@ -74,7 +74,7 @@ class QuantizeLinear(_Linear):
 
 @operator("_dequantize_linear")
 class DequantizeLinear(_Linear):
-    """Dequantize bytes with a zero point."""
+    """Dequantize int8 or uint8 with a zero point."""
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return known_types(self, dtypes, [(INT8, UINT8)]), [FLOAT32]
@@ -97,7 +97,7 @@ class _Rescaling(Operator, hidden=True, no_gradient=True):
 
 @operator("_to_bytes")
 class ToBytes(_Rescaling, makes_channels_last=True):
-    """Floating-point numbers times a factor, rounded and clipped to bytes."""
+    """Floating-point numbers times a factor, rounded and clipped to int8 or uint8."""
 
     out_dtype: Literal["int8", "uint8"] = option("int8", "The dtype of the output.")
 
@@ -121,7 +121,7 @@ class FromBytes(_Rescaling, keeps_layout=True):
 
 @operator("_pool_bytes")
 class BytesPooling(Pooling, hidden=True, no_gradient=True, quantized=None, input_named=False):
-    """The maxima or rounded means of windows of bytes."""
+    """The maxima or rounded means of windows of int8 or uint8 values."""
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         in_dtypes = known_types(self, dtypes, [(INT8, UINT8)])
@@ -156,7 +156,7 @@ class DequantizeConstant(Operator, hidden=True, no_gradient=True, once=True):
 
 @operator("_linear_ends")
 class LinearEnds(Operator, hidden=True, no_gradient=True, once=True):
-    """Bias and scale of a layer on bytes with zero points, for :class:`flowmx.ops.quantization.int8_layers.Int8`.
+    """Bias and scale of a layer on data with zero points, for :class:`flowmx.ops.quantization.int8_layers.Int8`.
 
     With ``biased`` it reads a floating-point bias.
     """

@@ -103,7 +103,7 @@ class _Group:
 
 
 class _Joining:
-    """One walk over a graph."""
+    """The joining of layers in one graph."""
 
     def __init__(self, graph: Graph) -> None:
         self._rewriter = Rewriter(graph)

@@ -109,7 +109,7 @@ _loops: dict[Any, Loop] = {}
 
 
 def finish(op: Any, run: Run, parts: LayerInputs, result: Array, out: Array) -> bool:
-    """Compute ``then(scale * result + bias + addend)``; return False, without effect, if no kernel can."""
+    """Compute ``activation(scale * result + bias + addend)``; return False, without effect, if no kernel can."""
     activation, activation_bound = getattr(op, "activation", ""), getattr(op, "activation_bound", 0.0)
     vector = [1] * out.ndim
     vector[op.bias_axis() % out.ndim] = -1

@@ -1,4 +1,4 @@
-"""Write LLVM assembly: one function that works on vectors of a fixed number of lanes.
+"""Generate LLVM assembly: one function that works on vectors of a fixed number of lanes.
 
 All functions have the same signature: their only argument is the address of the *words* of a call, which are its 64-bit
 arguments. The first is a counter from which threads take their tasks, the second the number of tasks. Lengths, scalars

@@ -58,7 +58,7 @@ def formulas(chain: Chain) -> list[Expr]:
 
 
 class _Form:
-    """The formulas and compiled walks shared by chains of one form.
+    """The formulas and compiled loops shared by chains of the same form.
 
     Args:
         chain: one of the chains.
@@ -164,7 +164,7 @@ def _weight(op: Operator, dtype: DType, count: int) -> int | None:
 
 @kernel("cpu", "_chain", only_native=True)
 def compute(chain: Chain, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    """Run a chain as one loop if it is big enough and its arrays can be walked, else link by link."""
+    """Run a chain as one loop if it is large enough and a loop supports its arrays, else link by link."""
     if outputs[0].size * len(chain.links) < _MIN_SIZE or not (
         _run_loop(chain, inputs, outputs)
         or compute_in_common_layout(outputs[0], inputs, outputs, lambda *laid: _run_loop(chain, *laid))

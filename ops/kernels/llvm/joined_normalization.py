@@ -24,7 +24,7 @@ _AFTER = 3
 
 
 def _write(is_relu: bool, features: frozenset[str]) -> str:
-    """Write the function: words are parts, positions, positions of a task, channels, and the channels of each part."""
+    """Return LLVM code; its arguments: parts, positions, positions of a task, channels, channels of each part."""
     code = Code(features=features)
     count, positions, share, channels = code.word(), code.word(), code.word(), code.word()
     table = code.counter()  # the channels of each part, then the addresses

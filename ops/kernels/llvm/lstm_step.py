@@ -19,7 +19,7 @@ from flowmx.ops.kernels.llvm.matrix_product import LANES, PANEL, Kind, Part, Tar
 
 
 class _Writer(Writer):
-    """Writes the function."""
+    """Generates the LLVM code of the function."""
 
     def read_words(self) -> None:
         code = self.code

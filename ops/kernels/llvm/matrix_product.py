@@ -89,7 +89,7 @@ class Target(NamedTuple):
 
 
 class Writer:
-    """Writes the function."""
+    """Generates the LLVM code of the function."""
 
     def __init__(self, kind: Kind, features: frozenset[str]) -> None:
         self.kind = kind

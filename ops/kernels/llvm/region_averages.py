@@ -50,7 +50,7 @@ class _Cells:
         return self.words[name]
 
     def each(self, region: Value, image: Value, of_cell: Any) -> None:
-        """Write ``of_cell(start in the data, place among the cells of a channel, its lines and its columns)``."""
+        """Emit ``of_cell(start in the data, place among the cells of a channel, its lines and its columns)``."""
         code = self.code
         start = code.times(image, self["image"])
         with code.loop(code.index(0), self["rows"]) as row:
@@ -61,7 +61,7 @@ class _Cells:
                 of_cell(code.plus(start, code.load_index(self.offsets, place)), place, (lines, pixels))
 
     def over_pixels(self, start: Value, cell: tuple[Value, Value], body: Any) -> None:
-        """Write ``body(place in the data, weight)`` for each pixel of a cell."""
+        """Emit ``body(place in the data, weight)`` for each pixel of a cell."""
         code = self.code
 
         def along(axis: int, step: Value, start: Value, inner: Any) -> None:

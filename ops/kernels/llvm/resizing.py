@@ -67,7 +67,7 @@ def _address(array: Array) -> int:
 
 @lru_cache(1024)
 def _table(old: int, new: int, interp: int, shrinks: bool, channels: int) -> Any:
-    """For each element of a row (or each row): where its taps are, then their weights."""
+    """The positions of the taps of each element of a row (or of each row), then their weights."""
     taps = taps_of(old, new, interp, shrinks)
     weights = np.rint(taps.weight * _SCALE)
     index = taps.index[:, None, :] * channels + np.arange(channels)[None, :, None]
@@ -190,7 +190,7 @@ def _linear() -> list[str]:
 
 
 def _round_code(taps: int) -> list[str]:
-    """Several rows, rounded once."""
+    """Return code that sums several rows and rounds once."""
     lines = []
     for tap in range(taps):
         before = f"%t{tap - 1}" if tap else _every(1 << 21)

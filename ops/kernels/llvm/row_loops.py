@@ -66,7 +66,7 @@ class Kind(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """One walk along a row."""
+    """One pass over a row."""
 
     reductions: list[tuple[str, Expr, Expr]]
     """The kind (max or sum), the formula, and the name of the result."""

@@ -15,7 +15,7 @@ from flowmx.ops.registry.operators import Array
 _MIN_SIZE = 1 << 12
 """The fallback is as fast below this number of products."""
 _SHARED = 1 << 16
-"""Several threads are faster from this number of products."""
+"""The minimum number of products for which several threads are faster."""
 _FLOAT_TYPES = {np.dtype(np.float32): FLOAT, np.dtype(np.float64): DOUBLE}
 
 _PARTS = 4

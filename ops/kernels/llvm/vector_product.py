@@ -38,7 +38,7 @@ def multiply(
     shifts: Sequence[Array] = (),
     activation: str = "",
 ) -> bool:
-    """Compute ``out = then(scale · (weight @ data) + Σ shifts)``; return False if it is not compiled yet.
+    """Compute ``out = activation(scale · (weight @ data) + Σ shifts)``; return False if it is not compiled yet.
 
     Args:
         weight: float32 (n, k), in C order.

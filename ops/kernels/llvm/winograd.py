@@ -31,7 +31,7 @@ from flowmx.ops.registry.operators import Array
 TAPS = 3
 """The length of the filters."""
 PAIRS: dict[int, tuple[float, ...]] = {2: (1.0,), 4: (0.75, 1.5)}
-"""For each side of output tiles, the positive points."""
+"""The positive interpolation points, by the side of output tiles."""
 ACTIVATIONS = ("", "relu", "leaky", "clip", "swish")
 LANES = 16
 """Channels are processed in groups of this many."""
@@ -71,7 +71,7 @@ def matrices(side: int) -> Matrices:
 
 
 class _Writer:
-    """Writes one of the two functions: the loops over tiles, and transforms of vectors of channels."""
+    """Generates the code of one of the two functions: the loops over tiles, and transforms of vectors of channels."""
 
     words = ("first", "tile_rows", "tiles", "height", "width", "channels", "image_step", "row_step", "plane")
 
@@ -155,7 +155,7 @@ class _Writer:
     # -- loops -----------------------------------------------------------------------------------------
 
     def tile_loop(self, step: int, pads: tuple[Value, Value] | None, reach: int, body: Body) -> None:
-        """Write ``body(array offset, plane offset, column step, are_inside)`` for each tile and each group of channels.
+        """Emit ``body(array offset, plane offset, column step, are_inside)`` for each tile and each group of channels.
 
         Args:
             step: the distance between tiles.
@@ -195,7 +195,7 @@ class _Writer:
 
 
 def _write_inner(side: int, features: frozenset[str]) -> str:
-    """Write the function from data to the left factors of the products."""
+    """Return LLVM code that computes the left factors of the products from the data."""
     writer = _Writer(side, features)
     code, count = writer.code, side + TAPS - 1
     pads = code.word(), code.word()
@@ -223,7 +223,7 @@ def _write_inner(side: int, features: frozenset[str]) -> str:
 
 
 def _write_outer(side: int, activation: str, has_bias: bool, has_addend: bool, features: frozenset[str]) -> str:
-    """Write the function from products to the output, with bias, addend and activation."""
+    """Return LLVM code that computes the output from the products, with bias, addend and activation."""
     writer = _Writer(side, features)
     code, count = writer.code, side + TAPS - 1
     activation_bound = code.number()

@@ -54,7 +54,7 @@ class Rescale(Work):
 
 
 class Add(Work):
-    """The sum of two arrays of bytes with the same layout, each with a factor."""
+    """The sum of two int8 arrays with the same layout, each with a factor."""
 
     def __init__(self, first: Geometry, second: Geometry, out: Geometry) -> None:
         super().__init__()

@@ -230,11 +230,11 @@ class Library:
         return not ~self.isa & _NEEDS.get(dtype, 0)
 
     def multiplies_bytes(self) -> bool:
-        """Return whether the processor has instructions that sum products of bytes exactly."""
+        """Return whether the processor has instructions that sum int8 products exactly."""
         return bool(self.isa & (_AVX512_VNNI | _AVX2_VNNI))
 
     def sums_int8_exactly(self, implementation: str) -> bool:
-        """Return whether an implementation sums products of bytes in 32 bits from the first addition on.
+        """Return whether an implementation sums int8 products in 32 bits from the first addition on.
 
         Without VNNI the products of two neighbors are added in 16 bits, which overflow, and some filters are halved.
         """
