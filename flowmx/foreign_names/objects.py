@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 __all__ = ["ARRAYS", "BLOCKS", "ENABLE_GRAD", "MODULE_OBJECTS", "NO_GRAD", "PARAMETERS", "TRAINERS"]
 
-NO_GRAD = "mx.autograd.pause(); outside of mx.autograd.record() nothing is recorded"
+NO_GRAD = "mx.autograd.pause(); outside mx.autograd.record() nothing is recorded"
 ENABLE_GRAD = "mx.autograd.record()"
-_MODE = "mx.autograd.record() for training; calls outside of it predict"
+_MODE = "mx.autograd.record() for training; calls outside it predict"
 _GPU = "x.as_in_context(mx.gpu(0))"
 _OVERWRITES = (
     "no call: each backward() overwrites the gradients (with grad_req='add', net.collect_params().zero_grad())"

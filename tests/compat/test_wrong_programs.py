@@ -34,7 +34,7 @@ PROGRAMS = {
         "nn.Conv2D(16)", TypeError, "Conv2D.__init__() missing 1 required positional argument: 'kernel_size'",
     ),
     "a transposed layer": ("nn.Conv1DTranspose(16)", TypeError, "Conv1DTranspose.__init__() missing 1 required"),
-    "labels of another shape": (
+    "labels of a different shape": (
         "gluon.loss.L2Loss()(X, nd.ones((2, 4)))", ShapeError,
         "L2Loss: pred has shape (2, 3) and label (2, 4), expected (2, 3), or as many elements",
     ),
@@ -46,7 +46,7 @@ PROGRAMS = {
         "gluon.loss.SoftmaxCrossEntropyLoss()(X, nd.ones((3,)))", ShapeError,
         "label (3,), expected class numbers of shape (2,), or with sparse_label=False probabilities of shape (2, 3)",
     ),
-    "a weight of another shape keeps its message": (
+    "a weight of a different shape keeps its message": (
         "gluon.loss.L2Loss()(X, X, nd.ones((7,)))", ShapeError, "broadcast_mul: shapes (2, 3) and (7,)",
     ),
     "the number of classes of a matrix": (
