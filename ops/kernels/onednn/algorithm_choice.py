@@ -32,7 +32,7 @@ from flowmx.ops.registry.dtypes import DType as NumPyType
 from flowmx.ops.registry.operators import Shape
 
 _SUFFIX = ".form"
-_FORMAT = 2
+_FORMAT = 3
 _SECONDS = {1: 0.01, 2: 0.1}
 """The time for the measurements of a shape, by the setting."""
 _USUALLY_FASTER = 4
@@ -44,8 +44,9 @@ _PRODUCTS = 1 << 29
 """Products of a measurement: larger batches are measured on some of their images."""
 _ROUNDS = 3
 """The least number of measurements of each algorithm."""
-_GAIN = 0.95
-"""The time of another algorithm than the direct one is at most this share."""
+_GAIN = 0.85
+"""The time of another algorithm than the direct one is at most this share, because its filters take up to four times
+the memory, and the first call writes them."""
 _PANEL_WEIGHTS = 1 << 17
 """The fewest weights of a layer that the compiled product computes: half a megabyte."""
 _PADDED_SHARE = 16
