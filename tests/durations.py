@@ -41,7 +41,7 @@ SECONDS = {
     "data/im2rec": 4, "kvstore/engine_order": 4, "repository/running_from_a_checkout": 4, "files/mxnet_networks": 4,
     "comm/service": 4, "comm/launch": 4, "files/mxnet_training_resumed": 4, "compat/mxnet_peer": 4,
     "ops/cupy_namespace": 4, "serve/runner": 4, "serve/budget": 4,
-    "serve/mms": 6, "devices/several_devices": 4, "repository/privacy": 3,
+    "serve/mms": 6, "compat/wrong_programs": 12, "devices/several_devices": 4, "repository/privacy": 3,
     "repository/example_onnxruntime": 3, "gluon/vision_datasets": 3, "repository/import_rules": 3,
     "devices/simulation_without_numerics": 3, "comm/members": 3, "engine/scanning": 3, "graph/step_order": 3,
     "comm/connections": 3, "devices/cpu_pool": 3, "observability/dashboard": 3, "ops/bfloat16": 3,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 
 from flowmx import ndarray as nd
 from flowmx.engine import layer_scope, origin
-from flowmx.errors import ArgumentError
+from flowmx.errors import ArgumentError, ArgumentKindError
 from flowmx.foreign_names import BLOCKS, raise_missing
 from flowmx.gluon.error_location import add_location
 from flowmx.gluon.parameter import Contexts, Parameter
@@ -24,7 +24,7 @@ from flowmx.semantics import semantics
 from flowmx.suggestions import refuse_unknown
 from flowmx.symbol import Symbol
 
-__all__ = ["Block"]
+__all__ = ["Block", "check_child"]
 
 B = TypeVar("B", bound="Block")
 A = TypeVar("A", bound="nd.NDArray | Symbol | Tensor")
@@ -166,7 +166,11 @@ class Block:
         Args:
             block: the child.
             name: its name in files (default: its number).
+
+        Raises:
+            TypeError: it is not a block.
         """
+        check_child(self, block)
         self._children[str(len(self._children)) if name is None else name] = block
 
     @property
@@ -431,3 +435,17 @@ def _check_one_kind(outputs: Any) -> None:
     kinds = {output.__class__ for output in outputs if isinstance(output, nd.NDArray)}
     if len(kinds) > 1:
         raise TypeError("the block's outputs are arrays of mx.nd and of mx.np, expected only one kind in NumPy's mode")
+
+
+def check_child(owner: Block, value: object) -> None:
+    """Raise ArgumentKindError unless a child is a block."""
+    if isinstance(value, Block):
+        return
+    kind = type(value).__name__
+    if isinstance(value, type):
+        text = f"the class {value.__name__}, expected an object of it: {value.__name__}(...)"
+    elif callable(value):
+        text = f"a {kind}, expected a Block: wrap it in gluon.nn.HybridLambda or gluon.nn.Lambda"
+    else:
+        text = f"a {kind}, expected a Block, such as gluon.nn.Dense(10)"
+    raise ArgumentKindError(f"{type(owner).__name__} {owner.name!r}: a child is {text}")

@@ -21,7 +21,7 @@ from flowmx.cached_op import CachedOp
 from flowmx.cached_op.operator_hooks import OpHook, observed
 from flowmx.devices import Context, current_context
 from flowmx.errors import ArgumentKindError
-from flowmx.gluon.base_block import A, Block, R_co
+from flowmx.gluon.base_block import A, Block, R_co, check_child
 from flowmx.gluon.parameter import DeferredInitializationError, Parameter, _is_known
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.graph import collector
@@ -157,6 +157,7 @@ class HybridBlock(Block):
         Raises:
             TypeError: the block is not a HybridBlock.
         """
+        check_child(self, block)
         if not isinstance(block, HybridBlock):
             raise ArgumentKindError(
                 f"{type(self).__name__} {self.name!r}: children of a HybridBlock must be HybridBlocks, and "

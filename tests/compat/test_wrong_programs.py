@@ -65,6 +65,13 @@ PROGRAMS = {
     "a parameter as attribute": (
         "initialized(WithParameter())(X)", mx.base.MXNetError, "create it with self.params.get('g', shape=...)",
     ),
+    "a function as layer": (
+        "nn.Sequential().add(abs)", TypeError, "expected a Block: wrap it in gluon.nn.HybridLambda or gluon.nn.Lambda",
+    ),
+    "a class as layer": (
+        "nn.HybridSequential().add(nn.Flatten)", TypeError,
+        "a child is the class Flatten, expected an object of it: Flatten(...)",
+    ),
     "a hook": (
         "nn.Dense(2).register_forward_hook(3)", TypeError, "the hook is a int, expected a function of the block",
     ),
