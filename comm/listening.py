@@ -17,6 +17,8 @@ __all__ = ["Listener", "listen"]
 ACCEPT_LIMIT = 16
 """Connections that are accepted before the first of them is set up; asyncio's servers accept 100 or more."""
 BACKLOG = 1024
+SHARED_DELAY = 0.001
+"""Seconds after each connection in which other processes on the same sockets accept the next one."""
 RETRY_DELAY = 0.5
 """Seconds until the next attempt if the process has no free file descriptors."""
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -48,10 +50,11 @@ class Listener:
         self._pending: dict[asyncio.Task[None], None] = {}  # oldest first
         self._is_open = True
         self._is_listening = False
+        self._is_waiting = False
         self._listen()
 
     def _listen(self) -> None:
-        if self._is_open and not self._is_listening:
+        if self._is_open and not self._is_listening and not self._is_waiting:
             self._is_listening = True
             for sock in self.sockets:
                 try:
@@ -83,6 +86,14 @@ class Listener:
                 return
             connection.setblocking(False)
             self._start_task(self._connect(connection))
+        if self._burst == 1:
+            self._pause()
+            self._is_waiting = True
+            self._loop.call_later(SHARED_DELAY, self._resume)
+
+    def _resume(self) -> None:
+        self._is_waiting = False
+        self._listen()
 
     async def _accept_in_order(self, listening: socket.socket) -> None:
         with contextlib.suppress(OSError):  # the socket was closed

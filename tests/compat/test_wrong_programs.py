@@ -62,6 +62,10 @@ PROGRAMS = {
         "list(gluon.data.DataLoader([[1, 2], [3]], batch_size=2))", ValueError,
         "different shapes, [(2,), (1,)]: make them equal",
     ),
+    "a transform of two parts for samples of one": (
+        "gluon.data.SimpleDataset([1, 2]).transform(lambda a, b: a)[0]", TypeError,
+        "transform() calls its function with the parts of a sample: this one has 1",
+    ),
     "a parameter as attribute": (
         "initialized(WithParameter())(X)", mx.base.MXNetError, "create it with self.params.get('g', shape=...)",
     ),

@@ -79,7 +79,7 @@ class Service:
 
     async def post(self, path, **options):
         async with self.session.post(path, **options) as reply:
-            return reply.status, await reply.json()
+            return reply.status, await reply.json() if reply.content_type == "application/json" else None
 
     async def once(self, path, **options):
         """Post on a new connection, which any worker may accept."""
@@ -218,7 +218,11 @@ async def test_workers_share_requests_survive_kills_swap_and_drain(repository):
         await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
         assert await service.end() == 0, "".join(service.log)
         for outcome in await asyncio.gather(*late, return_exceptions=True):
-            assert outcome[0] == 200 if isinstance(outcome, tuple) else isinstance(outcome, ClientConnectionError)
+            # A connection whose request has not been read gets a 503 with Retry-After.
+            is_fine = (
+                outcome[0] in (200, 503) if isinstance(outcome, tuple) else isinstance(outcome, ClientConnectionError)
+            )
+            assert is_fine, repr(outcome)
 
 
 @linux

@@ -175,7 +175,13 @@ class _TransformedDataset(Dataset):
 
     def __getitem__(self, idx: Any) -> Any:
         sample = self._data[idx]
-        return self._fn(*sample) if isinstance(sample, tuple) else self._fn(sample)
+        parts = sample if isinstance(sample, tuple) else (sample,)
+        try:
+            return self._fn(*parts)
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # the call itself failed
+                error.add_note(f"transform() calls its function with the parts of a sample: this one has {len(parts)}")
+            raise
 
 
 class _FirstTransform:
