@@ -1,6 +1,6 @@
 """Devices: actors and memory (installed as ``flowmx.devices``).
 
-:func:`get` returns the device of a context; devices are created at their first use and exist until the process ends.
+:func:`get` returns the device of a context; devices are created when first used and exist until the process ends.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """flowmx: the MXNet programming model on asyncio (``import flowmx as mx``).
 
-Importing it loads arrays, autograd, the engine and the operators; other modules are loaded at their first use. An
+Importing it loads arrays, autograd, the engine and the operators; other modules are loaded when first used. An
 import changes nothing in the process; the first operation installs the hooks of `process_hooks`.
 """
 

@@ -1,4 +1,4 @@
-"""Lazy imports: modules are imported at their first use, which keeps ``import flowmx`` fast."""
+"""Lazy imports: modules are imported when first used, which keeps ``import flowmx`` fast."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def lazy_attributes(
     others: Mapping[str, str] | None = None,
     old_names: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` for a package that imports some of its names at their first use.
+    """Return ``__getattr__`` and ``__dir__`` for a package that imports some of its names when first used.
 
     Args:
         package: name of the package.

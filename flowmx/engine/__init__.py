@@ -161,9 +161,9 @@ def _is_coroutine_function(function: Callable[..., object]) -> bool:
 def runs_user_code(op: Operation) -> None:
     """Prepare an operation that runs user code for its push: such code may use arrays, push and wait.
 
-    The operation is always queued: its cost is unknown, and at its push it would hold the engine's lock. It runs in a
-    copy of the caller's context, in which it is the current operation, and outside the caller's bulk: otherwise,
-    operations that it pushes might be combined with operations that wait for it.
+    The operation is always queued: its cost is unknown, and if it ran when pushed it would hold the engine's lock. It
+    runs in a copy of the caller's context, in which it is the current operation, and outside the caller's bulk:
+    otherwise, operations that it pushes might be combined with operations that wait for it.
     """
     op.runs_user_code, op.bulkable = True, False
     op.light = op.short = False

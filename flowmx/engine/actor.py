@@ -70,7 +70,7 @@ class Actor(ABC):
         self.wake()
 
     def is_idle(self) -> bool:
-        """Return whether nothing is queued or running, so that an operation may run at its push (locked)."""
+        """Return whether nothing is queued or running, so that an operation may run when pushed (locked)."""
         return False
 
     def open_slot(self) -> None:

@@ -35,7 +35,7 @@ class Books:
         is_poisoned: whether any operation has failed, so that variables must be checked.
         failures: the first 64 unreported failures.
         journal: the queued operations that have ended, for the flight recorder.
-        adopted: operations that run at their push and became pending when another was pushed, with their threads.
+        adopted: operations that ran when pushed, and became pending because they pushed another, with their threads.
     """
 
     def __init__(self) -> None:

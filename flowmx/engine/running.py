@@ -1,4 +1,4 @@
-"""Running operations: on actors' threads, on waiting threads, at the push, and as coroutines.
+"""Running operations: on actors' threads, on waiting threads, on the pushing thread, and as coroutines.
 
 An interrupt may come between any two bytecodes of the main thread, and other threads can be interrupted too. A thread
 records the operation in its turn before it calls anything, and completing an operation is repeatable. So interrupted
@@ -42,7 +42,7 @@ class Runner:
         local: the calling thread's turn.
         guard: returns a context for threads that run operations; user code runs in the context of its push.
         prepare: called whenever a thread starts to run operations.
-        inline: calls the function of a light operation at its push, as ``inline(function, *arguments)``.
+        inline: calls the function of a light operation when pushed, as ``inline(function, *arguments)``.
         after: called when an operation has ended on the event loop.
     """
 

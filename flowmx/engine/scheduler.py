@@ -162,7 +162,7 @@ class Operation(DeclaredAttributes):
         failure, result: its outcome.
         token: for a launch on an asynchronous device, completes when the work is done there.
         after_wait: on a simulated device, the clock of the thread that pushed it.
-        began: the time when it started, in seconds of :func:`time.monotonic`; 0 if it ran at its push.
+        began: the time when it started, in seconds of :func:`time.monotonic`; 0 if it ran when pushed.
     """
 
     priority = 0
@@ -378,7 +378,7 @@ class Scheduler:
     # -- running at the push ---------------------------------------------------------------------------
 
     def enter(self, op: Operation) -> bool:
-        """Start an operation at its push if it has no dependencies; return False if it must be pushed.
+        """Start an operation right away if it has no dependencies; return False if it must be queued.
 
         The operation counts as complete. Until :meth:`leave`, only code that runs in between can push; then
         :meth:`recover` makes this operation pending.
@@ -402,7 +402,7 @@ class Scheduler:
         return True
 
     def leave(self, op: Operation) -> bool:
-        """End an operation that was started at its push; return False if it became pending and must be completed."""
+        """End an operation that was started when pushed; return False if it became pending and must be completed."""
         if self.inside is not op:
             return False
         self.inside = None
@@ -468,7 +468,7 @@ class Scheduler:
             step[0](step)
 
     def _adopt(self, step: _Step) -> None:
-        """Turn an operation that runs at its push into a pending one, so that operations pushed now come after it."""
+        """Turn an operation that runs when pushed into a pending one, so that operations pushed now come after it."""
         _, op, reads, writes = step
         blockers: dict[Any, None] = {}
         dependents: dict[Operation, None] = {}

@@ -87,7 +87,7 @@ class Bulk:
 
     @property
     def light(self) -> bool:
-        """Whether the bulk is short enough to run at its push."""
+        """Whether the bulk is short enough to run when pushed."""
         return self._is_light and self._weight <= _LIGHT_WEIGHT
 
     @property

@@ -109,7 +109,7 @@ def bind_once(op: Operator, spec: Spec, device: Device, inputs: Sequence[BaseArr
     """Bind the computation of calls with one spec, and cache it in the spec.
 
     If an event loop asks while the kernel is still being compiled, the result is not cached. Such a call must not run
-    at its push, since the uncompiled fallback would run and round differently; a worker waits for the kernel.
+    when pushed, since the uncompiled fallback would run and round differently; a worker waits for the kernel.
     """
     ready: BoundCall | None = spec.ready
     if ready is None or ready[0] is not device:

@@ -36,7 +36,7 @@ class Record:
         name: name of the operation.
         actor: the actor that ran it.
         origin: the user's source line and the layer.
-        scope: the name of :func:`flowmx.profiler.scope` at the push.
+        scope: the name of :func:`flowmx.profiler.scope` when it was pushed.
         within: the custom operator that pushed it, if any.
         after: ids of the records of the operations whose results it reads.
         pushed, start, end: times in seconds.

@@ -72,7 +72,7 @@ class _UserActor(ThreadActor):
     accepts_help = False
 
     def is_idle(self) -> bool:
-        """Return False: operations with user code never run at their push."""
+        """Return False: operations with user code never run when pushed."""
         return False
 
 
@@ -85,7 +85,7 @@ def detach(work: Operation, coroutine: bool = False) -> None:
     runs_user_code(work)
     if coroutine:
         work.actor = engine.network
-    elif engine.kind != "NaiveEngine":  # the NaiveEngine runs it at its push
+    elif engine.kind != "NaiveEngine":  # the NaiveEngine runs it when pushed
         work.actor = actor
 
 

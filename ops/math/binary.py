@@ -90,7 +90,7 @@ def _ufunc_call(row: Row, xp: ArrayNamespace, dtype: DType, number: float | None
     if number is None:
         return getattr(xp, name), None
     value = element(number, dtype)
-    # A 0-d array is the fastest for NumPy. CuPy would allocate it on a device, at the push.
+    # A 0-d array is the fastest for NumPy. CuPy would allocate it on a device, when pushed.
     return getattr(xp, name), np.asarray(value) if xp is np else value
 
 

@@ -194,7 +194,7 @@ def test_replaced_subgraphs(name):
     actual = names(graph)
     assert actual.count("_fused_attention") == actual.count("_backward_fused_attention") == len(cudnn.built) / 2 == 1
     assert "softmax" not in actual
-    assert "one operator with its softmax" in graph.notes[0]
+    assert "fused with its softmax" in graph.notes[0]
 
 
 def test_bfloat16():
@@ -414,7 +414,7 @@ def test_a_bound_symbol(take):
     called = take()
     actual, explanation = bound()
     assert called == STEP * 2
-    assert "one operator with its softmax" in explanation
+    assert "fused with its softmax" in explanation
     assert_same(actual, expected, 1e-5)
 
 

@@ -190,7 +190,7 @@ class Servers:
     async def _probe(
         self, outage: Outage, home: int, member: Member, operation: str, max_gap: float, error: Exception
     ) -> None:
-        """Check whether a server that has not answered, but is alive for the scheduler, can be reached.
+        """Check whether a server that has not responded, but that the scheduler considers alive, can be reached.
 
         Raises:
             KVStoreError: it could not be reached for too long.

@@ -1,6 +1,6 @@
 """The flight recorder: current and past operations of this process, for diagnosing hangs; always on.
 
-Operations that run at their push cost nothing extra; queued ones add an entry to a journal when they end. A separate
+Operations that run when pushed cost nothing extra; queued ones add an entry to a journal when they end. A separate
 thread, which starts with the engine's, answers ``python -m flowmx doctor`` through a socket. It writes a report when no
 operation ends for ``FLOWMX_STALL_SECONDS``, when a device is out of memory, and when an exception ends the program.
 ``FLOWMX_FLIGHT_RECORDER=0`` turns the recorder off.

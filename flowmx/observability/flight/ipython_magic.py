@@ -39,7 +39,7 @@ def table(entries: Sequence[Any], begun: float, executed: int) -> str:
     Args:
         entries: entries of the flight recorder's journal.
         begun: when the cell began.
-        executed: number of operations that have run, including those that ran at their push, which the journal lacks.
+        executed: number of operations that have run, including those that ran when pushed, which the journal lacks.
     """
     rows = sorted(entries, key=lambda entry: entry[4])
     lines = [f"{'began':>10}  {'took':>10}  {'on':<12}  {'operation':<28}  line\n"]

@@ -1,4 +1,4 @@
-"""Functions that are compiled at their first use, in separate threads.
+"""Functions that are compiled when first used, in separate threads.
 
 Compiling takes long and holds locks, ours and those of imports. A signal handler that interrupts a computing thread may
 wait for an operation that needs the same function, so no function is compiled on the stack of such a thread.
