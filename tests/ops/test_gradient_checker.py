@@ -73,7 +73,7 @@ def test_each_direction_needs_two_calls(dtype):
 
 
 def test_names_the_input_and_the_worst_element():
-    with pytest.raises(AssertionError, match=r"gradient of input 0 .* the most at \(1, 2\)"):
+    with pytest.raises(AssertionError, match=r"gradient of input 0 .* the largest difference is at \(1, 2\)"):
         check_numeric_gradient(make(wrong_in_one_element), inputs())
 
 
@@ -100,7 +100,7 @@ def test_comparisons():
     assert almost_equal(a, [1, 2 + 1e-6]) and not almost_equal(a, [1, 2.1])
     assert not almost_equal(a, [[1, 2]])
     assert_almost_equal([1, np.nan], [1, np.nan], equal_nan=True)
-    with pytest.raises(AssertionError, match=r"one and two differ in 1 of 2 elements; the most at \(1,\)"):
+    with pytest.raises(AssertionError, match=r"one and two differ in 1 of 2 elements; the largest difference is at \(1,\)"):
         assert_almost_equal(a, [1, 2.5], names=("one", "two"))
     with pytest.raises(AssertionError, match="shape"):
         assert_almost_equal(a, np.zeros(3))
