@@ -100,7 +100,8 @@ def test_comparisons():
     assert almost_equal(a, [1, 2 + 1e-6]) and not almost_equal(a, [1, 2.1])
     assert not almost_equal(a, [[1, 2]])
     assert_almost_equal([1, np.nan], [1, np.nan], equal_nan=True)
-    with pytest.raises(AssertionError, match=r"one and two differ in 1 of 2 elements; the largest difference is at \(1,\)"):
+    message = r"one and two differ in 1 of 2 elements; the largest difference is at \(1,\)"
+    with pytest.raises(AssertionError, match=message):
         assert_almost_equal(a, [1, 2.5], names=("one", "two"))
     with pytest.raises(AssertionError, match="shape"):
         assert_almost_equal(a, np.zeros(3))
