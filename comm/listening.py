@@ -126,7 +126,7 @@ class Listener:
         except OSError as error:  # including failed TLS handshakes
             http_log.info("a connection could not be set up: %s", error)
             connection.close()
-        except BaseException:
+        except BaseException:  # cleanup, also when interrupted
             connection.close()
             raise
 
@@ -158,7 +158,7 @@ async def listen(host: str, port: int) -> list[socket.socket]:
             sock = _bound(address, family)
             sock.setblocking(False)
             sockets.append(sock)
-    except BaseException:
+    except BaseException:  # cleanup, also when interrupted
         for sock in sockets:
             sock.close()
         raise

@@ -199,7 +199,7 @@ class Node:
             if self._heartbeat_process is not None:
                 self._heartbeat_process.start()
             await self._wait_until_running()
-        except BaseException as error:
+        except BaseException as error:  # also cancelled: the scheduler must hear of it
             await self._leave(error)
             raise
         if self._drain:

@@ -115,7 +115,7 @@ class Routes:
             log.info("calls to %s use TCP: %s", config.address, error)
             await route.close()
             return None
-        except BaseException:
+        except BaseException:  # cleanup, also when interrupted
             await route.close()
             raise
         return route

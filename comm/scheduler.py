@@ -308,6 +308,6 @@ def _replace(path: Path, content: bytes) -> None:
     try:
         scratch.write_bytes(content)
         scratch.replace(path)
-    except BaseException:
+    except BaseException:  # cleanup, also when interrupted
         scratch.unlink(missing_ok=True)
         raise

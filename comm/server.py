@@ -155,7 +155,7 @@ class Service:
                 handshake=self.limits.head,
                 max_pending=self.limits.unauthenticated,
             )
-        except BaseException:
+        except BaseException:  # cleanup, also when interrupted
             await self.stop()
             raise
         port = self._listener.sockets[0].getsockname()[1]

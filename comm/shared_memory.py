@@ -124,7 +124,7 @@ class Connector(aiohttp.UnixConnector):
         except OSError as error:
             sock.close()
             raise UnixClientConnectorError(self.path, req.connection_key, error) from error
-        except BaseException:
+        except BaseException:  # cleanup, also when interrupted
             sock.close()
             raise
         return protocol
@@ -150,7 +150,7 @@ class Segment:
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS)
             self.inode = os.fstat(self.descriptor).st_ino
             self.array = np.frombuffer(mmap.mmap(self.descriptor, size), np.uint8)
-        except BaseException:
+        except BaseException:  # cleanup, also when interrupted
             os.close(self.descriptor)
             raise
 

@@ -440,7 +440,7 @@ class StreamActor(BatchActor):
         try:
             launch = Launch(op, stream, op.function, op.arguments)
             op.result = self.launch(launch, sources, dependencies)
-        except BaseException as error:
+        except BaseException as error:  # whatever user code raises fails the operation
             return failure_of(error, op)
         return None
 

@@ -46,7 +46,7 @@ def write(path: Path, content: bytes) -> None:
             with os.fdopen(handle, "wb") as file:
                 file.write(digest(content).digest() + content)
             Path(temporary).replace(path)
-        except BaseException:
+        except BaseException:  # cleanup, also when interrupted
             Path(temporary).unlink()
             raise
     except OSError:

@@ -53,7 +53,7 @@ def load(path: str | Path, verbose: bool = True) -> None:
         for name in added["operators"]:
             if name in registered_operators():
                 raise MXNetError(f"library.load: {path} registers the operator {name!r}, which is built in: rename it")
-    except BaseException:
+    except BaseException:  # importing it runs user code
         for kind, table in _TABLES.items():
             table.clear()
             table.update(before[kind])
@@ -101,7 +101,7 @@ def _run(path: Path) -> None:
         sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException:  # importing it runs user code
         if is_new:
             del sys.modules[path.stem]
         raise

@@ -149,7 +149,7 @@ def outcome(function: Callable[[], T]) -> T | Failure:
     """Return the result of a function, or its error as a value."""
     try:
         return function()
-    except BaseException as error:
+    except BaseException as error:  # any error of the user's code is the result
         return Failure(error)
 
 

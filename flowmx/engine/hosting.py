@@ -132,7 +132,7 @@ class Host:
         except asyncio.CancelledError:
             self._clean_up(actor)
             raise
-        except BaseException as error:
+        except BaseException as error:  # the actor's operations must fail, not wait
             _log.error("actor %s died", actor.name, exc_info=error)
             self.retire(actor)
             self.runner.abandon(

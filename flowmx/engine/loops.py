@@ -164,7 +164,7 @@ def _run_in_thread(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         thread.start()  # an interrupt may come before it returns, with the thread running
         value = result_of(result)
-    except BaseException:
+    except BaseException:  # an interrupt must end the other thread's work too
         is_interrupted = True
         if not result.done():
             started.add_done_callback(cancel)

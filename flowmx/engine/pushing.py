@@ -105,7 +105,7 @@ class Pusher:
                     if op.actor.is_idle() and books.scheduler.enter(op):
                         self.runner.run_at_push(op)
                         return
-            except BaseException:
+            except BaseException:  # an interrupt must not lose the operation
                 retry(self.runner.finish_interrupted, op)
                 raise
         waiting = self.waiting
@@ -125,7 +125,7 @@ class Pusher:
             with books.lock:
                 books.recover()
                 books.push(op)
-        except BaseException:
+        except BaseException:  # an interrupt must not lose the operation
             retry(self.runner.finish_interrupted, op)
             raise
 
@@ -200,7 +200,7 @@ class Pusher:
                 self.runner.help(actor, op)
                 if op.state == READY:
                     self._wake_worker(actor)
-        except BaseException:
+        except BaseException:  # an interrupt must not lose the operation
             retry(self._wake_worker, actor)
             raise
 

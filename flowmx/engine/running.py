@@ -108,7 +108,7 @@ class Runner:
                 # A single operation of user code needs no guard.
                 with _NO_GUARD if op.runs_user_code and op is until else self.guard():
                     self.work(turn, op, until, light, deadline)
-        except BaseException:
+        except BaseException:  # an interrupt must not lose the operation
             try:
                 retry(self.drop, turn)
             except BaseException:  # a second interrupt came before the call started
@@ -148,7 +148,7 @@ class Runner:
             release(op)
             for waiter in waiters:
                 waiter()
-        except BaseException:
+        except BaseException:  # an interrupt must not lose the operation
             retry(self._end_again, turn, op, failure, waiters)
             raise
         return next_op
@@ -223,7 +223,7 @@ class Runner:
                 op.result = await (op.function(*op.arguments) if not op.layers else call_layered(op))
             except asyncio.CancelledError:
                 failure = Failure(OperationCancelled(f"operation {op.name!r} was cancelled while it ran"), op)
-            except BaseException as error:
+            except BaseException as error:  # whatever user code raises fails the operation
                 failure = failure_of(error, op)
         self.end(op, failure)
 
@@ -309,7 +309,7 @@ def retry(function: Callable[..., T], *arguments: object) -> T:
     for _ in range(_ATTEMPT_LIMIT):
         try:
             return function(*arguments)
-        except BaseException as error:
+        except BaseException as error:  # an interrupt must not skip the clean-up
             last = error
     raise last
 

@@ -254,7 +254,7 @@ process_hooks.at_exit(_calls.end)  # before the engine's exit handler, which wou
 def _call_into(future: asyncio.Future[Any], function: Callable[..., object], args: tuple[object, ...]) -> None:
     try:
         result = function(*args)
-    except BaseException as error:
+    except BaseException as error:  # any error of the user's iterator is the result
         _set_result(future, None, error)
     else:
         _set_result(future, result, None)

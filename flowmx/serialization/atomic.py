@@ -56,7 +56,7 @@ def _create(target: Path, path: AnyPath, chunks: Iterable[bytes | memoryview]) -
         raise error.for_file(path) from None
     try:
         scratch.replace(target)
-    except BaseException:
+    except BaseException:  # cleanup, also when interrupted
         scratch.unlink(missing_ok=True)
         raise
     sync_directory(target.parent)

@@ -65,7 +65,7 @@ def rewrite(path: AnyPath, chunks: Iterable[bytes | memoryview]) -> None:
         copy = _write_copy(target, token, path, chunks)
         try:
             lock = exclusive(copy.with_name(f".flowmx-{status.st_dev}-{status.st_ino}.lock"))
-        except BaseException:
+        except BaseException:  # cleanup, also when interrupted
             copy.unlink()
             raise
         with lock:
@@ -103,14 +103,14 @@ def _overwrite(target: _Target, token: str, copy: Path) -> None:
         try:
             _write_at(target.descriptor, mark(token), 0)
             _reserve(target.descriptor, size)
-        except BaseException:
+        except BaseException:  # cleanup, also when interrupted
             os.ftruncate(target.descriptor, status.st_size)
             _write_at(target.descriptor, head, 0)
             copy.unlink()
             raise
         try:
             _write_content(target.descriptor, content, size)
-        except BaseException as error:
+        except BaseException as error:  # an interrupt must not leave half a file
             if not _replace_target(copy, target, status) or not isinstance(error, OSError):
                 raise
         else:

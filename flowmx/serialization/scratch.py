@@ -31,7 +31,7 @@ def write_scratch(scratch: Path, chunks: Iterable[bytes | memoryview]) -> None:
                 file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
-    except BaseException:
+    except BaseException:  # cleanup, also when interrupted
         scratch.unlink(missing_ok=True)
         raise
 

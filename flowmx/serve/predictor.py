@@ -222,7 +222,7 @@ class Predictor:
         except Refusal as refusal:
             self._count(_result_of(refusal.reply))
             raise
-        except BaseException:
+        except BaseException:  # cancelled requests count too
             self._count("failed")
             raise
         self._count(_result_of(response) if isinstance(response, Reply) else "answered")

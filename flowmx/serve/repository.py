@@ -165,7 +165,7 @@ class Repository:
         predictor = await asyncio.to_thread(create_predictor, folder, name=name, budget=self._budget, **options)
         try:
             await predictor.ready()
-        except BaseException:
+        except BaseException:  # cleanup, also when interrupted
             await predictor.drain()
             raise
         return _Loaded(predictor, fingerprint)

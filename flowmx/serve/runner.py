@@ -177,7 +177,7 @@ class Runner:
         warm = self.warm
         try:
             self.pace.seconds = self.model.warm(self.pace.sizes)
-        except BaseException as error:
+        except BaseException as error:  # user code: the clients that wait get the error
             self.refuse()
             if not warm.done():
                 warm.set_exception(error)
@@ -236,7 +236,7 @@ class Runner:
         try:
             with self.tracing.batch(self.name, pieces, size) if self.tracing else nullcontext():
                 outputs = model.compute(pieces, size)
-        except BaseException as error:
+        except BaseException as error:  # user code: the clients that wait get the error
             self._fail([job for job, _, _ in pieces], error)
             return
         duration = time.perf_counter() - start

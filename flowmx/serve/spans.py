@@ -91,7 +91,7 @@ class Tracing:
             current = trace.use_span(spans[0], record_exception=False, set_status_on_exception=False)
             with current, self._watched(spans[0]):
                 yield
-        except BaseException as error:
+        except BaseException as error:  # cancellation is recorded too
             for span in spans:
                 span.record_exception(error)
                 span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))

@@ -239,7 +239,7 @@ class MXIndexedRecordIO(MXRecordIO):
         else:
             try:
                 pairs = read_index(self.idx_path, self.key_type)
-            except BaseException:
+            except BaseException:  # cleanup, also when interrupted
                 super().close()
                 raise
             self.keys = [key for key, _ in pairs]

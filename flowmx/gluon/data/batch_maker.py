@@ -47,14 +47,14 @@ def make(
             raise BatchAbandoned
         try:
             batch.append(dataset[sample])
-        except BaseException as error:
+        except BaseException as error:  # any error of the user's data set gets a note
             error.add_note(f"sample {sample!r} of batch {number}")
             if not _is_skipped(error) or (not batch and sample is samples[-1]):
                 raise
             _log.warning("sample %r is skipped in batch %d: %s", sample, number, error)
     try:
         return batchify_fn(batch)
-    except BaseException as error:
+    except BaseException as error:  # any error of the user's data set gets a note
         summary = f"{samples[:8]!r}" if len(samples) <= 8 else f"{samples[:8]!r} and {len(samples) - 8} more"
         error.add_note(f"batchify_fn of batch {number}, with the samples {summary}")
         raise

@@ -219,7 +219,7 @@ class Cluster:
             self.secret = job_secret(settings.get().secret_file)
             self._client.subscribe_topic(self.topic, self._receive)
             self._client.subscribe_topic(ALL, self._receive_dask_event)
-        except BaseException:
+        except BaseException:  # cleanup, also when interrupted
             await self._client.close()
             raise
         return self

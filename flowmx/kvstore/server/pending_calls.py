@@ -103,7 +103,7 @@ class ResponseCounter:
             begin()
             if self._is_complete:
                 return self._make_response(response)
-        except BaseException:
+        except BaseException:  # cancelled too, the call has ended
             end()
             raise
         return self._wait(response, end)

@@ -105,7 +105,7 @@ def save(
         scratch.unlink(missing_ok=True)
         replace_file(scratch, encode(Message(header, tensors)))
         scratch.replace(target)
-    except BaseException:
+    except BaseException:  # cleanup, also when interrupted
         scratch.unlink(missing_ok=True)
         raise
     sync_directory(target.parent)

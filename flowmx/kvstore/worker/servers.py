@@ -178,7 +178,7 @@ class Servers:
         self._calls[call] = (home, member, channel)
         try:
             return await call
-        except BaseException as error:
+        except BaseException as error:  # cancelled too, the call must not go on
             call.cancel()
             if isinstance(error, TimeoutError):
                 self._retire(member, channel)

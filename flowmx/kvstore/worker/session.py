@@ -192,7 +192,7 @@ class Session:
                 if self.failure:
                     raise ProgramFailed(self.failure)
             self.node.check()
-        except BaseException as error:
+        except BaseException as error:  # whoever waits for the session must learn of it
             self.lost = error if isinstance(error, NodeGone) else None
             self._fail(error)
             if not self._joined.done():  # the caller will not close it
@@ -219,7 +219,7 @@ class Session:
                 view = await self.node.wait_for_change(view.epoch)
         except asyncio.CancelledError:
             raise
-        except BaseException as error:
+        except BaseException as error:  # whoever waits for the session must learn of it
             log.error("%s: %s", self.node.name, error)
             self._fail(error)
 

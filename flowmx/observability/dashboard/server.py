@@ -54,7 +54,7 @@ class Dashboard:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as error:
+        except BaseException as error:  # the thread that waits for the start raises it
             if not self._started.done():
                 self._started.set_exception(error)
             else:

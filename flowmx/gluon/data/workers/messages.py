@@ -120,7 +120,7 @@ def receive_result(connection: socket.socket) -> Result:
             if not part:
                 raise EOFError("the connection was closed")
             raw += part
-    except BaseException:
+    except BaseException:  # cleanup, also when interrupted
         for descriptor in descriptors:
             os.close(descriptor)
         raise

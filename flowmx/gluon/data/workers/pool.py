@@ -194,7 +194,7 @@ class ProcessPool(WorkerPool):
         _open.add(self)
         try:
             self._start()
-        except BaseException:
+        except BaseException:  # cleanup, also when interrupted
             self.close()
             raise
 

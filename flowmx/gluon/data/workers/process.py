@@ -52,7 +52,7 @@ def main(start: dict[str, Any]) -> None:
         if start["as_mxnet"]:
             late("compat.package").install_as_mxnet()  # the pickled dataset may import mxnet
         content = startup_package.open_package(start["package"], start["size"], start["main"])
-    except BaseException as error:
+    except BaseException as error:  # unpickling runs user code; the parent process reports it
         error.add_note("while opening the data set")
         worker.respond(messages.REFUSED, 0, failures.report(error))
         return

@@ -186,7 +186,7 @@ def fork(connection: int, package: int, start: Mapping[str, object], environment
     try:
         os.pwrite(request, text, 0)
         socket.send_fds(template.requests, [b"w"], files)
-    except BaseException:
+    except BaseException:  # cleanup, also when interrupted
         os.close(read_end)
         raise
     finally:
