@@ -1,4 +1,4 @@
-"""Copying of an image into a batch: one pass over memory mirrors, normalizes and moves the channels first."""
+"""Copying of an image into a batch: one pass over memory mirrors, normalizes and moves the channels to the front."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class Pool:
     """The runners of a plan for one device: as many as have run concurrently.
 
     Args:
-        results: of the plan.
+        results: the plan's results.
         device: the device.
         train: whether in training mode.
         where: the name of the graph in messages.

@@ -1,4 +1,4 @@
-"""Growth of memory by source line: counts of the arrays that stay alive, made only during an observation."""
+"""Memory growth by source line: live arrays are counted, but only during an observation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Growth:
         engine.use_watch(_watch, "lines")
 
     def stop(self) -> None:
-        """Stop looking at operations."""
+        """Stop counting."""
         if self in _open:
             _open.remove(self)
         if not _open:

@@ -76,7 +76,7 @@ def _split(n: NodeImport) -> list[Values]:
 
 @imports("If")
 def _if(n: NodeImport) -> Sequence[Symbol | Known | Values]:
-    """Import the branch that a known condition selects, as exporters write where the rank of an input decides."""
+    """Import the branch that a constant condition selects; exporters write one where the rank of an input decides."""
     if n.is_known(0):
         return n.branch("then_branch" if n.array(0).reshape(()) else "else_branch")
     return n.select(0, "then_branch", "else_branch")
