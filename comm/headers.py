@@ -102,7 +102,7 @@ def unpack(data: memoryview, bounds: Bounds = DEFAULT.bounds) -> dict[str, Any]:
     return cast("dict[str, Any]", header)
 
 
-def _unique(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
+def _unique(pairs: Sequence[tuple[Any, Any]]) -> dict[object, Any]:
     entries: dict[object, object] = {}
     for key, value in pairs:
         if key in entries:

@@ -8,7 +8,6 @@ import errno
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
 
 from flowmx.comm.logs import http_log
 
@@ -101,7 +100,7 @@ class Listener:
                 connection, _ = await self._loop.sock_accept(listening)
                 await self._connect(connection)
 
-    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[object, object, None]) -> None:
         task = self._loop.create_task(work)
         self._pending[task] = None
         task.add_done_callback(self._remove_pending)
@@ -165,7 +164,7 @@ async def listen(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
-def _bound(address: tuple[Any, ...], family: int) -> socket.socket:
+def _bound(address: tuple[object, ...], family: int) -> socket.socket:
     """Return a socket that listens on an address."""
     try:
         return socket.create_server(address, family=family, backlog=BACKLOG)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 Moves = list[tuple[str, int]]
 """For each launch, where it moves bytes and how many: ``here`` is the device, ``there`` another one."""
@@ -25,7 +25,7 @@ class LaunchTraits(NamedTuple):
 
 
 _DEFAULT = LaunchTraits()
-_traits: dict[Callable[..., Any], LaunchTraits] = {}
+_traits: dict[Callable[..., object], LaunchTraits] = {}
 
 
 def set_launch_traits(function: Callable[..., object], traits: LaunchTraits) -> None:

@@ -25,7 +25,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def do_checkpoint(prefix: str, period: int = 1) -> Callable[..., Any]:
+def do_checkpoint(prefix: str, period: int = 1) -> Callable[..., object]:
     """Return an ``epoch_end_callback`` that saves symbol and parameters by ``mx.model.save_checkpoint``.
 
     Args:
@@ -43,7 +43,7 @@ def do_checkpoint(prefix: str, period: int = 1) -> Callable[..., Any]:
 
 def module_checkpoint(
     mod: Any, prefix: str, period: int = 1, save_optimizer_states: bool = False
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """Return an ``epoch_end_callback`` that saves a module, and optionally its optimizer's states.
 
     Args:

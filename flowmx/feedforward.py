@@ -276,7 +276,7 @@ class FeedForward:
     async def create(
         symbol: Symbol, X: object, y: object = None, ctx: Context | Sequence[Context] | None = None,
         num_epoch: int | None = None, epoch_size: int | None = None, optimizer: Any = "sgd",
-        initializer: Callable[..., Any] = Uniform(0.01),  # noqa: B008
+        initializer: Callable[..., object] = Uniform(0.01),  # noqa: B008
         eval_data: object = None, eval_metric: object = "acc", epoch_end_callback: object = None,
         batch_end_callback: object = None, kvstore: object = "local", logger: object = None,
         work_load_list: object = None, eval_end_callback: object = LogValidationMetricsCallback(),

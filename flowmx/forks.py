@@ -18,7 +18,7 @@ __all__ = ["generation", "in_child", "lock"]
 T = TypeVar("T")
 _generation = 0
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
-_restarts: dict[int, tuple[weakref.ref[Any], Callable[[Any], None]]] = {}
+_restarts: dict[int, tuple[weakref.ref[object], Callable[[Any], None]]] = {}
 
 
 class _Lock(type(threading.RLock())):  # type: ignore[misc]

@@ -55,7 +55,7 @@ def check_key(key: object) -> None:
 _MODULUS = sys.hash_info.modulus
 
 
-def build_map(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
+def build_map(pairs: Sequence[tuple[Any, Any]]) -> dict[object, Any]:
     """Return the dict of pairs, for msgpack's ``object_pairs_hook``; raises as :func:`check_key`."""
     for key, _ in pairs:
         check_key(key)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 __all__ = ["EQUIVALENTS", "did_you_mean", "nearest", "refuse_unknown"]
 
@@ -79,7 +78,7 @@ def refuse_unknown(cls: type[object], names: Iterable[str]) -> None:
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def _keywords(functions: Iterable[Callable[..., Any] | None]) -> list[str]:
+def _keywords(functions: Iterable[Callable[..., object] | None]) -> list[str]:
     """Return the argument names of methods, except ``self`` and variadic arguments."""
     names: dict[str, None] = {}
     for function in functions:

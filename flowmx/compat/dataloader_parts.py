@@ -92,7 +92,7 @@ class _MultiWorkerIter:
 
     def __init__(
         self, worker_pool: Any, batchify_fn: Callable[[list[Any]], Any], batch_sampler: Any, pin_memory: bool = False,
-        pin_device_id: int = 0, worker_fn: Callable[..., Any] = _worker_fn, prefetch: int = 0, dataset: Any = None,
+        pin_device_id: int = 0, worker_fn: Callable[..., object] = _worker_fn, prefetch: int = 0, dataset: Any = None,
         data_loader: Any = None, timeout: float = 120,
     ) -> None:  # fmt: skip
         self._worker_pool = worker_pool

@@ -139,7 +139,7 @@ def _pairs(
 
 def _warn_if_ambiguous(modules: Mapping[str, Mapping[str, Any]], pairs: list[tuple[str, str]]) -> None:
     """Warn about layers with equal shapes that were matched by order, except those that containers number."""
-    groups: dict[Any, list[tuple[str, str]]] = {}
+    groups: dict[object, list[tuple[str, str]]] = {}
     for path, target in pairs:
         shapes = tuple(sorted((name, tuple(value.shape)) for name, value in modules[path].items()))
         groups.setdefault(shapes, []).append((path, target))

@@ -49,7 +49,7 @@ def as_array(where: str, value: object) -> Array:
     if len(set(names)) < len(names):
         duplicate = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{where}: two columns are called {duplicate!r}, expected different names")
-    columns: dict[Any, Array] = dict(_columns(where, value, names))
+    columns: dict[object, Array] = dict(_columns(where, value, names))
     nested = next((name for name, column in columns.items() if column.ndim > 1), None)
     if nested is None:
         return np.stack(list(columns.values()), axis=1)

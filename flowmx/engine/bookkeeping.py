@@ -11,7 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from time import monotonic
-from typing import Any
 
 from flowmx.engine.failure import Failure, failure_of
 from flowmx.engine.origin import Origin
@@ -114,7 +113,7 @@ class Books:
         if op.failure is not None:
             self._cancelled.append(op)
 
-    def _raise_priorities(self, ops: Iterable[Any], priority: int) -> None:
+    def _raise_priorities(self, ops: Iterable[object], priority: int) -> None:
         """Raise the priority of the operations that an urgent operation waits for."""
         queue = list(ops)
         while queue:

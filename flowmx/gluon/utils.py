@@ -20,7 +20,7 @@ __all__ = [
     "split_data",
 ]  # fmt: skip
 
-Hooks = MutableMapping[int, Callable[..., Any]]
+Hooks = MutableMapping[int, Callable[..., object]]
 
 
 def split_data(data: NDArray, num_slice: int, batch_axis: int = 0, even_split: bool = True) -> list[NDArray]:
@@ -116,7 +116,7 @@ def shape_is_known(shape: Sequence[int] | None) -> bool:
 class HookHandle:
     """A registered hook; remove it by :meth:`detach`, or at the end of a ``with`` block."""
 
-    def __init__(self, hooks: Hooks, hook: Callable[..., Any]) -> None:
+    def __init__(self, hooks: Hooks, hook: Callable[..., object]) -> None:
         if not callable(hook):
             raise TypeError(f"the hook is a {type(hook).__name__}, expected a function of the block and its inputs")
         self._hooks = hooks

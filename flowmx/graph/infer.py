@@ -82,7 +82,7 @@ def _declared_shape(node: Node) -> ShapeOrNone:
     return tuple(n if n > 0 else -1 for n in shape) if shape is not None else None
 
 
-_Cache = dict[tuple[Any, ...], tuple[list[ShapeOrNone], bool]]
+_Cache = dict[tuple[object, ...], tuple[list[ShapeOrNone], bool]]
 """Inferred shapes of inputs and outputs, and whether they are complete, by operator and previous shapes.
 
 Unrolled networks contain many equal nodes.

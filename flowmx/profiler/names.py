@@ -57,7 +57,7 @@ class LineCache:
     """Describes the user's source lines, cached."""
 
     def __init__(self) -> None:
-        self._descriptions: dict[Any, str] = {}
+        self._descriptions: dict[object, str] = {}
 
     def __call__(self, origin: Origin | None) -> str:
         if origin is None or origin[0] is None:

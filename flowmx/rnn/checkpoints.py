@@ -49,7 +49,7 @@ def load_rnn_checkpoint(
     return symbol, arg_params, aux_params
 
 
-def do_rnn_checkpoint(cells: Cells, prefix: str, period: int = 1) -> Callable[..., Any]:
+def do_rnn_checkpoint(cells: Cells, prefix: str, period: int = 1) -> Callable[..., object]:
     """Return an ``epoch_end_callback`` that calls :func:`save_rnn_checkpoint`.
 
     Args:

@@ -86,14 +86,14 @@ def _parameter(data: object, requires_grad: object = True, hooks: object = None,
     return data
 
 
-def _ordered_dict(*items: object) -> dict[Any, Any]:
+def _ordered_dict(*items: object) -> dict[object, Any]:
     """Return an empty dict, which the pickle fills. Its attributes, such as ``_metadata``, are dropped."""
     if items:
         raise ValueError("an OrderedDict with arguments")
     return {}
 
 
-_FUNCTIONS: dict[Name, Callable[..., Any]] = {
+_FUNCTIONS: dict[Name, Callable[..., object]] = {
     Name("collections", "OrderedDict"): _ordered_dict,
     Name("torch._utils", "_rebuild_tensor_v2"): _tensor,
     Name("torch._utils", "_rebuild_parameter"): _parameter,

@@ -244,7 +244,7 @@ class AskCall(NamedTuple):
         write: returns the reply with the content.
     """
 
-    carry_out: Callable[[], Coroutine[Any, Any, Any]]
+    carry_out: Callable[[], Coroutine[object, object, Any]]
     limits: Limits
     write: Callable[[Any], Reply] = lambda content: json_reply(200, content or {})
 

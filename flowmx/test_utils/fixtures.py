@@ -73,7 +73,7 @@ def _set(variables: Mapping[str, str | None]) -> None:
     settings.reload()
 
 
-def retry(n: int) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+def retry(n: int) -> Callable[[Callable[..., object]], Callable[..., None]]:
     """Repeat a failing test up to ``n`` times in total, for tests with random numbers.
 
     Raises:

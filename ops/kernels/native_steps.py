@@ -6,8 +6,6 @@ after better code was compiled, or in another setting.
 
 from __future__ import annotations
 
-from typing import Any
-
 from flowmx import forks, settings
 from flowmx.devices import Device
 from flowmx.ops.kernels.llvm import compiler, native_run
@@ -52,7 +50,7 @@ class Schedule:
 
     def __init__(self, patience: int = 1) -> None:
         self._patience = patience
-        self._form: tuple[Any, ...] = ()
+        self._form: tuple[object, ...] = ()
         self._loads = 0
         self._runs = 0
         self._next_recording = 1

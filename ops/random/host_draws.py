@@ -26,7 +26,7 @@ class HostGenerator:
         self._generator = generator
         self._xp = xp
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> Callable[..., object]:
         method = getattr(self._generator, name)
 
         def draw(*args: object, **kwargs: object) -> Any:

@@ -33,7 +33,7 @@ NAMES: dict[DType, str] = {dtype: name for name, dtype in BY_NAME.items()}
 FLAGS: dict[DType, int] = {np.dtype(kind): flag for _, flag, kind in _TABLE}
 BY_FLAG: dict[int, DType] = {flag: np.dtype(kind) for _, flag, kind in _TABLE}
 
-_cache: dict[Any, DType] = {}
+_cache: dict[object, DType] = {}
 
 
 def as_dtype(value: DTypeLike) -> DType:

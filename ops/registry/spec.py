@@ -49,8 +49,8 @@ class Spec:
         self.light = self.short = light
         self.weight = weight
         self.single = len(shapes) == 1
-        self.gradient: Callable[..., Any] | None = None
-        self.rules: dict[Any, Any] = {}
+        self.gradient: Callable[..., object] | None = None
+        self.rules: dict[object, Any] = {}
         self.is_plain = False
         self.follows = True
         self.ready: Any = None

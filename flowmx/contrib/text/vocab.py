@@ -55,7 +55,7 @@ class Vocabulary:
         return len(self._idx_to_token)
 
     @property
-    def token_to_idx(self) -> dict[Any, int]:
+    def token_to_idx(self) -> dict[object, int]:
         """The number of each token."""
         return self._token_to_idx
 

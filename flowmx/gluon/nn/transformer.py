@@ -373,7 +373,7 @@ class TransformerDecoder(_Stack):
         return self._run(x, cache, memory, mask, padding, memory_padding)
 
 
-def _positional(block: HybridBlock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _positional(block: HybridBlock, args: tuple[object, ...], kwargs: dict[str, Any]) -> list[Any]:
     """Return the arguments of a call by position, without None at the end.
 
     Raises:

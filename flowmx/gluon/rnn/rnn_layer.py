@@ -113,7 +113,7 @@ class _RNNLayer(HybridBlock):
     @overload
     def begin_state(self, batch_size: int = 0, **kwargs: Any) -> list[NDArray]: ...
 
-    def begin_state(self, batch_size: int = 0, func: Callable[..., Any] = nd.zeros, **kwargs: Any) -> list[Any]:
+    def begin_state(self, batch_size: int = 0, func: Callable[..., object] = nd.zeros, **kwargs: Any) -> list[Any]:
         """Return the initial states.
 
         Args:

@@ -82,7 +82,7 @@ def empty_on(device: Device, size: int, dtype: Any) -> NDArray:
 
 
 def enqueue(
-    function: Any, arguments: tuple[Any, ...], sources: Sequence[NDArray], targets: Sequence[NDArray], actor: Actor,
+    function: Any, arguments: tuple[object, ...], sources: Sequence[NDArray], targets: Sequence[NDArray], actor: Actor,
     name: str, priority: int, orders: Sequence[Variable] = (),
 ) -> None:  # fmt: skip
     """Enqueue an operation that reads some arrays and writes others; elements outside a target view are preserved.

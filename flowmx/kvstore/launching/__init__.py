@@ -21,7 +21,7 @@ _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 def launch(
     client: Any,
-    what: str | Sequence[str] | Callable[..., Any],
+    what: str | Sequence[str] | Callable[..., object],
     *,
     env: Mapping[str, str] | None = None,
     folder: str = "",

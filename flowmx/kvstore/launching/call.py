@@ -31,7 +31,7 @@ def name_of(function: Callable[..., object]) -> str:
     return f"{module}:{name}"
 
 
-def find(name: str) -> Callable[..., Any]:
+def find(name: str) -> Callable[..., object]:
     """Import the function that ``module:function`` names.
 
     Raises:

@@ -106,10 +106,10 @@ def step_in(stack: Stack) -> Any:
     return None
 
 
-def task_lines(task: asyncio.Task[Any]) -> list[str]:
+def task_lines(task: asyncio.Task[object]) -> list[str]:
     """Return the user's lines of a suspended task and of the tasks that it awaits, innermost first."""
     user_lines: list[str] = []
-    visited: set[asyncio.Task[Any]] = set()
+    visited: set[asyncio.Task[object]] = set()
     waiter: Any = task
     while isinstance(waiter, asyncio.Task) and waiter not in visited:
         visited.add(waiter)

@@ -39,7 +39,7 @@ class Program:
         self.source = f"{PRELUDE}\nstruct Args {{\n{lines}}};\n\n{body}"
         self._pack = packing.pack
         self._dtype = np.dtype((np.void, packing.size))
-        self._functions: dict[Any, Any] = {}
+        self._functions: dict[object, Any] = {}
 
     def launch(self, xp: object, blocks: int | tuple[int, ...], words: Sequence[float], threads: int = THREADS) -> bool:
         """Launch the kernel on the current stream; return False, without effect, if it cannot be compiled.

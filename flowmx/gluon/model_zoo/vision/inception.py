@@ -18,7 +18,7 @@ from flowmx.gluon.parameter import Contexts
 
 __all__ = ["Inception3", "inception_v3"]
 
-Convolution = tuple[Any, ...]
+Convolution = tuple[object, ...]
 
 _ONE_BY_SEVEN = ((1, 7), 1, (0, 3))
 _SEVEN_BY_ONE = ((7, 1), 1, (3, 0))
