@@ -32,3 +32,11 @@ var Scorer = {
     return score + place + (10 * wanted.filter((word) => inTitle.has(word)).length) / Math.max(1, wanted.length);
   },
 };
+
+// An entry of the index is an empty element, for which Sphinx has no summary and throws: use the text of its page.
+const summarizeEntries = () => {
+  const textOf = Search.htmlToText;
+  Search.htmlToText = (page, anchor) => textOf(page, anchor) || textOf(page);
+};
+if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", summarizeEntries);
+else queueMicrotask(summarizeEntries);
