@@ -25,6 +25,7 @@ __all__ = [
 log = logging.getLogger("flowmx.test_utils")
 
 Values = Sequence[Any] | Mapping[str, Any]
+Requests = str | Sequence[str] | Mapping[str, str]
 
 
 def simple_forward(sym: Symbol, ctx: Context | None = None, is_train: bool = False, **inputs: object) -> Any:
@@ -76,8 +77,7 @@ def check_symbolic_forward(
 
 def check_symbolic_backward(
     sym: Symbol, location: Values, out_grads: Values | None, expected: Values, rtol: Tolerance = None,
-    atol: Tolerance = None, aux_states: Values | None = None,
-    grad_req: str | Sequence[str] | Mapping[str, str] = "write", ctx: Context | None = None,
+    atol: Tolerance = None, aux_states: Values | None = None, grad_req: Requests = "write", ctx: Context | None = None,
     grad_stypes: Mapping[str, str] | None = None, equal_nan: bool = False, dtype: object = np.float32,
 ) -> dict[str, NDArray]:  # fmt: skip
     """Compare a symbol's gradients with the expected ones.
@@ -138,11 +138,10 @@ def check_symbolic_backward(
 
 
 def check_consistency(
-    sym: Symbol | Sequence[Symbol], ctx_list: Sequence[Mapping[str, Any]], scale: float = 1.0,
-    grad_req: object = "write", arg_params: dict[str, Any] | None = None, aux_params: dict[str, Any] | None = None,
-    rtol: Tolerance = None, atol: Tolerance = None, raise_on_err: bool = True,
-    ground_truth: Mapping[str, object] | None = None, equal_nan: bool = False, use_uniform: bool = False,
-    rand_type: Any = np.float64,
+    sym: Symbol | Sequence[Symbol], ctx_list: Sequence[Mapping[str, Any]], scale: float = 1.0, grad_req: Any = "write",
+    arg_params: dict[str, Any] | None = None, aux_params: dict[str, Any] | None = None, rtol: Tolerance = None,
+    atol: Tolerance = None, raise_on_err: bool = True, ground_truth: Mapping[str, object] | None = None,
+    equal_nan: bool = False, use_uniform: bool = False, rand_type: Any = np.float64,
 ) -> dict[str, Any]:  # fmt: skip
     """Check that a symbol, or several symbols, compute the same on several devices and in several dtypes.
 
