@@ -267,9 +267,11 @@ def printed(actual):
 
 def test_stale_packed_weights_are_detected(monkeypatch):
     compute = Compiled._compute
-    monkeypatch.setattr(
-        Compiled, "_compute", lambda self, runner, versions: compute(self, runner, dict.fromkeys(versions, 1))
-    )
+
+    def compute_stale(self, runner, versions):
+        compute(self, runner, versions._replace(numbers=(1,) * len(versions.numbers)))
+
+    monkeypatch.setattr(Compiled, "_compute", compute_stale)
     assert next(fuzz(range(300), lambda seed: ["static shape"])).fault.kind == "differs"
 
 
