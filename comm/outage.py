@@ -24,7 +24,8 @@ class Outage:
 
         Args:
             now: the time.
-            max_interval: maximum seconds that can have passed since the last failure while this process ran.
+            max_interval: the longest possible time between two failures of a running process; a longer gap means that
+                it was suspended.
         """
         if self._last is not None:
             self._seconds += min(now - self._last, max_interval)

@@ -99,7 +99,7 @@ class Routes:
         self._tcp = self._local = None
 
     async def _find_local(self) -> Route | None:
-        """Request the socket's name over TCP, and check over it that memory is shared; return its route or None."""
+        """Request the socket's name over TCP, check over the socket that memory is shared, and return its route."""
         config, response_sizes = self._config, dict[str, int]()
         try:
             request = Message({"host": shared_memory.host_identity()}, [])

@@ -28,12 +28,12 @@ def seed_new(seed: int | None) -> None:
 
 
 def seeding() -> tuple[int, int | None]:
-    """Return how often all generators were seeded, and the last seed, for generators that follow it."""
+    """Return the number of global seedings and the last seed, for generators that reseed themselves when it changes."""
     return _seedings, _new_seed
 
 
 class Generator(Variable):
-    """A device's random generator (NumPy's SFC64, seeded from the seed and the device's number)."""
+    """A device's random generator (NumPy's SFC64, seeded from the seed and a checksum of the device's name)."""
 
     goes_back = True
     """True if its state can be read and restored."""
@@ -44,7 +44,7 @@ class Generator(Variable):
         self.reseed(_new_seed if seed is None else seed)
 
     def reseed(self, seed: int | None, salted: bool = True) -> None:
-        """Restart the stream from a seed (None: one from the system); ``salted`` gives each device another stream."""
+        """Restart the stream from a seed (None: the setting's, or the system's), ``salted`` for each device."""
         if seed is None:
             seed = settings.get().seed
         entropy = [int.from_bytes(os.urandom(8), "little")] if seed is None else [seed]

@@ -25,10 +25,10 @@ TARGETS = frozenset(
         "numpy.symbols",
         "optimizer.footprint",
         "visualization.notebook",
-        # Arrays in progress bars.
+        # Progress bars wait for the arrays that they show.
         "engine",
         "engine.loops",
-        # Packages and those of their modules that import the package.
+        # Packages whose modules import the package itself.
         "devices",
         "devices.cuda",
         "devices.sim",
@@ -49,7 +49,7 @@ TARGETS = frozenset(
         "ndarray.recorded_writes",
         "serialization.formats",
         "serialization.params",
-        # What loads the kernels of CPUs.
+        # Modules that load the kernels of CPUs.
         "ndarray.backward_replay",
         "ops.kernels.native_steps",
         "ops.kernels.recorded_calls",

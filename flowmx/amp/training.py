@@ -69,7 +69,7 @@ def init_trainer(optimizer_or_trainer: object, loss_scaler: LossScaler | None = 
 
     Args:
         optimizer_or_trainer: a ``gluon.Trainer``.
-        loss_scaler: another loss scale.
+        loss_scaler: a custom loss scaler.
 
     Warns:
         AmpWarning: 16-bit weights are updated without a float32 copy, or only some weights were cast.

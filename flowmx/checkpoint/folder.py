@@ -22,7 +22,7 @@ log = logging.getLogger("flowmx.checkpoint")
 
 _NAME = re.compile(r"epoch-(\d+)-batch-(\d+)\.checkpoint")
 _STARTS = 2
-"""The number of checkpoints at the beginnings of epochs that are always kept: workers with uneven data share them."""
+"""The number of checkpoints at starts of epochs that are always kept: with uneven data, all workers have only these."""
 
 
 class Checkpoints:

@@ -104,7 +104,7 @@ def _check_same_symbol_type(symbols: Iterable[Symbol]) -> type[Symbol]:
 
 
 def _check_all_np_ndarrays(out: object) -> None:
-    """Raise: nothing is an instance of MXNet's ``mx.np.ndarray``.
+    """Always raise TypeError: no flowmx array is an instance of MXNet's ``mx.np.ndarray``.
 
     Raises:
         TypeError: always.

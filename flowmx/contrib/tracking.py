@@ -51,7 +51,7 @@ class Tracker(BatchEnd, EpochEnd):
 
     def __init__(self, every: int | None = 1) -> None:
         if every is not None and every < 1:
-            raise ValueError(f"{type(self).__name__}: every is {every}, expected a number of batches from 1, or None")
+            raise ValueError(f"{type(self).__name__}: every is {every}, expected at least 1 batch, or None")
         self.every = every
         self.step = 0
         self._last: list[tuple[str, float]] = []
@@ -141,7 +141,7 @@ class TensorBoard(Tracker):
         path: the path of the event file.
     """
 
-    blocks = False  # it writes some hundred bytes into the system's cache
+    blocks = False  # it writes a few hundred bytes into the system's cache
 
     def __init__(self, folder: str | os.PathLike[str], every: int | None = 1) -> None:
         super().__init__(every)

@@ -1,4 +1,4 @@
-"""Lists of images (.lst): a line has the number of an image, its labels, and a path, separated by tabs."""
+"""Lists of images (.lst): a line has the index of an image, its labels and its path, separated by tabs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def read(path: str | os.PathLike[str]) -> Iterator[Item | str]:
                 raise ValueError(f"it has {len(parts)} parts")
             yield Item(int(parts[0]), parts[-1], tuple(map(float, parts[1:-1])))
         except ValueError as error:
-            expected = f"expected a number, labels and a path with tabs between ({error})"
+            expected = f"expected an index, labels and a path, separated by tabs ({error})"
             yield f"line {number} of {os.fspath(path)!r} is {text[:80]!r}, {expected}"
 
 

@@ -1,4 +1,4 @@
-"""Sharding of data over ``num_parts`` workers of a job; this worker's share has the number ``part_index``."""
+"""Sharding of data over ``num_parts`` workers of a job; ``part_index`` is the index of this worker's shard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RULES: dict[Rule, Callable[[int, int, int], tuple[int, int]]] = {
 """The first index of a share and the index after its last, by rule.
 
 MXNet's iterators differ if the samples do not divide evenly: lengths that differ by at most one (``"even"``, or the
-longer ones first), a shorter last share, a rest that no worker reads, or overlapping shares of equal length.
+longer ones first), a shorter last share, a remainder that no worker reads, or overlapping shares of equal length.
 """
 
 

@@ -140,7 +140,7 @@ class SymbolBlock(HybridBlock):
 
 
 def _common_prefix_length(names: Sequence[str]) -> int:
-    """Return the length of the common prefix of all names, less than the shortest name; 0 for a single name."""
+    """Return the length of the common prefix of all names, which is shorter than each name; 0 for a single name."""
     start = 0
     for letters in zip(*(name[:-1] for name in names), strict=False):
         if len(set(letters)) > 1:
@@ -150,7 +150,7 @@ def _common_prefix_length(names: Sequence[str]) -> int:
 
 
 def _check_input_names(symbol: Symbol, names: Sequence[str], param_file: str | os.PathLike[str]) -> None:
-    """Check that names are those of a symbol's inputs: all that the file of the parameters does not have.
+    """Check that a symbol has inputs with these names.
 
     Raises:
         ArgumentError: a name is unknown.

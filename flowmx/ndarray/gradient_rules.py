@@ -32,7 +32,7 @@ class RuleStep(NamedTuple):
     Attributes:
         name: the operator's name.
         forward: the computation; None for a reshape.
-        reads: the numbers of the input values.
+        reads: the indices of the input values.
         makes: shapes and dtypes of the output values.
         op: the operator; None for a reshape.
     """
@@ -224,7 +224,7 @@ def positions_read(
     op: Operator, spec: Spec, inputs: Sequence[BaseArray], needed: tuple[bool, ...], has_head: tuple[bool, ...],
     device: Device,
 ) -> Collection[int]:  # fmt: skip
-    """Return the positions of the inputs that an operator's gradient reads to compute the needed gradients."""
+    """Return the positions, in (*inputs, *outputs), that an operator's gradient reads for the needed gradients."""
     key = (device, needed, has_head)
     if key not in spec.rules:
         outputs = [allocate(device, *form) for form in zip(spec.shapes, spec.dtypes, strict=True)]

@@ -1,7 +1,7 @@
 """Calls as text: the arguments of a NumPy function, with slots in place of arrays.
 
-The parameters of an operator must be strings and numbers, so that it can be interned and saved. A form is JSON. Values
-that JSON does not have (slots, tuples, slices, dtypes, complex numbers) are objects with one key.
+The parameters of an operator must be strings and numbers, so that it can be interned and saved. An encoded form is
+JSON. Values that JSON does not have (slots, tuples, slices, dtypes, complex numbers) are objects with one key.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Slot(NamedTuple):
 
 
 def encode(args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-    """Encode a call whose arrays are slots as text.
+    """Encode as text a call in which slots stand for the arrays.
 
     Raises:
         TypeError: an argument cannot be encoded.
@@ -94,7 +94,7 @@ class Form:
         Args:
             dtypes: the dtypes of the arrays.
             places: the arguments to convert, by position or name.
-            floats: convert floating numbers, too.
+            floats: convert floating-point numbers, too.
         """
         if any(dtype.kind not in "iub" for dtype in dtypes):
             return self
@@ -116,7 +116,7 @@ class Form:
 
 
 def _places(form: Form, places: Sequence[int | str]) -> Iterator[tuple[Any, Any]]:
-    """Yield the list or dict of arguments, and the key in it, of each place that the call fills."""
+    """For each place that the call has an argument for, yield its list or dict and the key in it."""
     for place in places:
         if isinstance(place, int) and place < len(form.args):
             yield form.args, place

@@ -38,10 +38,10 @@ class Call(NamedTuple):
 
 
 class _LastStep(NamedTuple):
-    """The last update of some weights, for the next one of the same weights.
+    """The last step of some weights, cached so that their next step can repeat it.
 
     Attributes:
-        group: what was pushed.
+        group: the pushed updates.
         weights, grads, states: its arrays, as they were passed.
         call: the call of all its operators, except the states.
         op: the operator.
@@ -144,7 +144,7 @@ class FusedOptimizer(Optimizer):
         self, index: Sequence[Index], weight: Sequence[NDArray], grad: Sequence[NDArray], state: Sequence[State],
         multi_precision: bool,
     ) -> None:  # fmt: skip
-        """Update weights; a subclass whose steps are not one operator each overrides this method."""
+        """Update weights; a subclass overrides this method if a step is not a single operator."""
         self._update_count(index)
         counts = self._index_update_count
         forms = [(lr, wd, counts[i]) for i, (lr, wd) in zip(index, self.rates(index), strict=False)]
@@ -163,7 +163,7 @@ class FusedOptimizer(Optimizer):
         self._push_each(key, items, forms, is_uniform, multi_precision)
 
     def _repeat(self, key: Any, last: _LastStep, call: Call) -> bool:
-        """Push the updates of the last step with the operator of a call; return False if they are not the same."""
+        """Push the last step's updates with the operator of a call; return False if it cannot repeat the step."""
         op = last.operator_of(call)
         if op is None or not last.group.repeat(op):
             return False

@@ -1,8 +1,8 @@
 """The part of an optimizer's progress that depends on the order of the updates of all weights.
 
 In one process an optimizer sees the updates of all weights: a schedule uses the largest count of a weight's updates,
-and Nadam multiplies over all updates. On servers each weight has a separate optimizer: there :class:`Order` replays
-the updates without the weights, and provides the state that each update would have seen.
+and Nadam keeps a product over all updates. On servers each weight has a separate optimizer: there :class:`Order`
+replays the updates without the weights, and provides the state that each update would have seen.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def set_progress(optimizer: Optimizer, progress: Progress) -> None:
 
 
 class Order:
-    """Replays updates.
+    """Replays the order of all weights' updates, without the weights, to provide the progress before each.
 
     Args:
         config: the optimizer, as ``Optimizer.get_config`` describes it.

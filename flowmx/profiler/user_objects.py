@@ -195,7 +195,9 @@ class Marker:
 
 @contextlib.contextmanager
 def scope(name: str = "<unk>:", append_mode: bool = True) -> Iterator[None]:
-    """Set the scope name that operations pushed in the context have in the trace. Scopes are local to asyncio tasks.
+    """Set the scope name that the trace shows for operations pushed inside the ``with`` block.
+
+    Scopes are local to asyncio tasks.
 
     Args:
         name: the name; MXNet's names end in a colon.

@@ -1,8 +1,8 @@
 """The part of Python's pickle format that files of MXNet and PyTorch use, read and written as plain data.
 
 A pickle is a program for a stack machine. Its calls are dangerous, since it can call any function that can be imported.
-Here a call only creates a description of the call, an :class:`ObjectRecord`. A few functions that create bytes, numbers
-and dicts are computed. Nothing is ever imported.
+Here a call only creates a description of the call, an :class:`ObjectRecord`. A few known functions, which create bytes
+and numbers, are evaluated. Nothing is ever imported.
 
 A pickle can also refer to one object many times. Keys must therefore be plain values: hashing nested tuples takes
 exponential time.
@@ -59,8 +59,11 @@ def loads(
     for opcode, argument, _ in pickletools.genops(data):
         if opcode.name == "STOP":
             return machine.pop()
-        machine.execute(opcode.name, argument)
-    raise ValueError("a pickle without a STOP opcode")
+        try:
+            machine.execute(opcode.name, argument)
+        except (KeyError, TypeError, IndexError) as error:
+            raise ValueError(f"the pickle is damaged: {opcode.name} raises {error!r}") from error
+    raise ValueError("the pickle has no STOP opcode")
 
 
 _MARK = object()
@@ -177,7 +180,7 @@ class _Machine:
     def _reduce(self, argument: None) -> None:
         arguments, function = self.pop(), self.pop()
         if not isinstance(function, Name) or not isinstance(arguments, tuple):
-            raise ValueError("a pickle that calls a value without a name")
+            raise ValueError("the pickle calls a value that is not a named function")
         compute = self._functions.get(function)
         self._stack.append(ObjectRecord(function, arguments) if compute is None else compute(*arguments))
 

@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
         warming = asyncio.create_task(_warm(models))
         try:
             await asyncio.wait([running, warming], return_when=asyncio.FIRST_COMPLETED)
-            if warming.done() and warming.exception() is not None:  # it cannot ever answer
+            if warming.done() and warming.exception() is not None:  # the service can never respond to a request
                 running.cancel()
                 await asyncio.wait([running])
                 await warming
@@ -85,7 +85,7 @@ def _check_workers(parser: argparse.ArgumentParser, options: argparse.Namespace)
 
 
 async def _warm(models: Predictor | Repository) -> None:
-    """Wait until the model is warm; those of a repository report their failures themselves."""
+    """Wait until the model is warm; a repository's models report their failures themselves."""
     if isinstance(models, Predictor):
         await asyncio.shield(asyncio.ensure_future(models.ready()))
 
@@ -119,7 +119,7 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 
 def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:
-    """Return the TLS context of the service, if it has a certificate; a CA requires client certificates."""
+    """Return the service's TLS context, if it has a certificate; with --tls-ca, clients must present certificates."""
     if options.tls_cert is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=options.tls_ca)

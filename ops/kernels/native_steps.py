@@ -1,7 +1,7 @@
 """Rules for native runs of bound graphs, backward passes and updates: which steps are recorded, and when.
 
 The first runs compute the steps one by one, so that kernels are compiled. Then the steps are recorded once, and again
-after better code was compiled, or in another setting.
+after better code was compiled, or after a setting has changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PLAIN, RECORD, NATIVE = range(3)
 
 
 def computes_natively(device_type: str, op: Operator | type[Operator]) -> bool:
-    """Return whether an operator's computation touches arrays only in native calls, if it makes any."""
+    """Return whether an operator's computation reads and writes arrays only in native calls."""
     return reason_to_run_separately(device_type, op) is None
 
 

@@ -322,7 +322,7 @@ def _batched_products(real: FloatType, features: frozenset[str]) -> str:
 
 
 def _filled_rows(real: FloatType, features: frozenset[str]) -> str:
-    """Rows of one number each, divided by another one."""
+    """Fill each row with a number divided by a constant."""
     code = Code(real, features)
     rows, columns, divisor, x, out = code.word(), code.word(), code.number(), code.array(), code.array()
     with code.tasks(), code.loop(code.index(0), rows) as row:

@@ -155,4 +155,4 @@ class BackwardCorrelation(Correlation, hidden=True):
             xp.copyto(out, grad[..., inner, inner], casting="unsafe")
 
     def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
-        raise NotImplementedError  # there is no second derivative
+        raise NotImplementedError  # the second derivative is not implemented, as in MXNet

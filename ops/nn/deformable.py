@@ -1,7 +1,7 @@
 """Deformable convolutions: learned offsets move each tap of each window.
 
-The samples at the taps form columns, one batch sample at a time; a product with the weight follows, as in a
-convolution.
+The values interpolated at the taps form columns, one sample of the batch at a time; a product with the weight follows,
+as in a convolution.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class _BackwardDeformable(_Deformable, hidden=True):
         xp.copyto(grads["weight"], weight_grad.reshape(arrays["weight"].shape), casting="unsafe")
 
     def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
-        raise NotImplementedError  # there is no second derivative
+        raise NotImplementedError  # the second derivative is not implemented, as in MXNet
 
 
 class _Clamped(_Deformable):

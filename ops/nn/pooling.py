@@ -32,7 +32,7 @@ class _Axis(NamedTuple):
     windows: int
 
     def taps(self) -> Iterator[tuple[Any, Any]]:
-        """Iterate over the offsets in a window: the slice of the data at that offset, and the slice of the windows."""
+        """For each offset in a window, yield the slice of the data there, and of the windows with an element there."""
         prefix = (slice(None),) * self.axis
         for offset in range(self.kernel):
             start = offset - self.pad

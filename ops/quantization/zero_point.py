@@ -1,4 +1,4 @@
-"""int8 and uint8 with a zero point, as in ONNX: ``x = (q - zero) * scale``; and operators that plans insert."""
+"""int8 and uint8 with a zero point, as in ONNX: ``x = (q - zero) * scale``; and operators that quantization inserts."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class ToBytes(_Rescaling, makes_channels_last=True):
 
 @operator("_from_bytes")
 class FromBytes(_Rescaling, keeps_layout=True):
-    """Bytes times a factor, as floating-point numbers."""
+    """int8 or uint8 values times a factor, as floating-point numbers."""
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return known_types(self, dtypes, [(INT8, UINT8)]), [FLOAT32]

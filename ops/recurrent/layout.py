@@ -3,7 +3,7 @@
 The parameter vector holds all weights, then all biases, ordered by layer and direction. The weights of a layer are
 the input weight (gates·units, inputs), the recurrent weight (gates·units, outputs) and, if the layer has a projection,
 its weight (outputs, units). The biases are the input bias and the recurrent bias (gates·units,). The order of the gates
-is input, forget, new, output for an LSTM, and reset, update, new for a GRU.
+is input, forget, cell, output for an LSTM, and reset, update, new for a GRU.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PackedWeights(NamedTuple):
         return sum(math.prod(shape) for _, shape in self.parts(inputs))
 
     def inputs(self, size: int) -> int | None:
-        """Return the number of features of a vector of ``size`` elements; None if no number matches."""
+        """Return the number of input features for which the vector has ``size`` elements; None if no number matches."""
         per_input = len(self.directions) * len(GATES[self.mode]) * self.units
         inputs, remainder = divmod(size - self.size(0), per_input)
         return None if remainder or inputs < 1 else inputs
@@ -74,7 +74,7 @@ class Weights(NamedTuple):
 
 
 class Reserve(NamedTuple):
-    """The values of one layer that the forward saves for the backward, as views into the output ``reserve``.
+    """The values of one layer that the forward pass saves for the backward pass, as views into the output ``reserve``.
 
     Attributes:
         hidden: the outputs of all directions, concatenated (time, batch, directions·outputs); after the end of a

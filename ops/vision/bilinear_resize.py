@@ -1,8 +1,8 @@
 """Resampling of images along their two axes: BilinearResize2D, AdaptiveAvgPooling2D.
 
 Both are linear along each axis: a matrix with a row for every output line holds the weights of
-the input lines. Both axes are then two products (:func:`resample`), and the gradient is the same with the
-matrices transposed.
+the input lines. Resampling both axes takes two matrix products (:func:`resample`), and the gradient the same two with
+transposed matrices.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def resample(run: Run, matrices: Sequence[Array], data: Array, out: Array) -> No
         flat = planes.reshape(len(planes), -1).astype(dtype, copy=False)
         xp.copyto(target.reshape(len(target), -1), flat @ joint.T, casting="unsafe")
         return
-    # First the axis that leaves less work for the other.
+    # Resize the axis first that leaves less work for the other.
     first_rows = rows.shape[0] * columns.shape[1] <= rows.shape[1] * columns.shape[0]
     steps = (_resize_rows, _resize_columns) if first_rows else (_resize_columns, _resize_rows)
     step = max(1, _PART_BYTES // max(1, math.prod(planes.shape[1:]) * dtype.itemsize))

@@ -1,6 +1,6 @@
 """Bounding boxes: coordinates, overlap, matching.
 
-A box is [left, top, right, bottom] (``corner``) or [x, y, width, height] of its centre (``center``).
+A box is [left, top, right, bottom] (``corner``) or [center x, center y, width, height] (``center``).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class BipartiteMatching(Operator):
     output_names = ("output0", "output1")
     is_ascend: bool = option(False, "Smaller scores are better.")
     threshold: float = required("Scores must be above it, or below it with is_ascend.")
-    topk: int = option(-1, "MXNet makes one more match than this; below 1: no limit.")
+    topk: int = option(-1, "The number of matches minus one, as in MXNet; below 1: no limit.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data = shapes[0]

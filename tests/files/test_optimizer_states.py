@@ -191,6 +191,14 @@ def test_plain_data_survives_a_round_trip(value):
     assert as_python == value
 
 
+@pytest.mark.parametrize(
+    "content", [b"h\x05.", b"c__builtin__\nbytearray\n(K\x01K\x02K\x03tR."], ids=["memory", "call"]
+)
+def test_damaged_pickles_are_refused(content):
+    with pytest.raises(ValueError, match="pickle"):
+        plain_pickle.loads(content)
+
+
 DOUBLED = b")" + b"q\x00h\x00\x86" * 100
 """A tuple of 2**100 tuples, which cannot be hashed, compared or printed in finite time."""
 

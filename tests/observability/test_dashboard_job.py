@@ -13,6 +13,7 @@ import flowmx as mx
 from flowmx import cli
 from flowmx.observability.dashboard import job as jobs
 from flowmx.observability.dashboard import sampler_thread
+from flowmx.tools.commands.dashboard import _parse_process
 
 SECRET = "a secret of some letters"
 
@@ -120,3 +121,8 @@ async def test_a_launched_job_has_a_page_of_its_processes(tmp_path):
     finally:
         process.terminate()
         await process.communicate()
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_the_default_name_of_a_process_is_its_address(scheme):
+    assert _parse_process(f"{scheme}://node:8080/") == ("node:8080", f"{scheme}://node:8080/")

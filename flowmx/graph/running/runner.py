@@ -136,7 +136,7 @@ class Runner:
         device = self.device(node)
         if tied is None:
             forward = forward_of(node.op, device)
-        else:  # slices time each step
+        else:  # a sliced operator measures its inner steps itself
             forward = tied if isinstance(node.op, Sliced) else device.timed(node.op, tied)
         is_native = computes_natively(device.kernels, node.op) if tied is None else tied.only_native
         if self._poisoned is not None and not node.op.traits.once:
@@ -183,7 +183,7 @@ class Runner:
         return self._devices[graph.context(node) if graph.groups else graph.default]
 
     def put(self, entry: Entry, array: Array | None) -> None:
-        """Set the array of an entry (None: none) from the next run on; its views follow."""
+        """Bind an array to an entry and its views from the next run on; None unbinds them."""
         self.bind((entry,), (array,))
 
     def bind(self, entries: Iterable[Entry], new_arrays: Iterable[Array | None]) -> None:

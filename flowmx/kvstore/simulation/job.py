@@ -46,7 +46,7 @@ class Setting:
 
 
 def simulate(setting: Setting) -> float:
-    """Return the duration of a training step in seconds: the mean over all steps except the first, over all workers.
+    """Return the duration of a step in seconds: the mean over all steps except the first, of the slowest worker.
 
     Raises:
         ValueError: there are no machines or no steps.
@@ -108,7 +108,7 @@ class _Worker:
             event.set()
 
     async def train(self) -> list[float]:
-        """Run the steps; return the time at which each ended, including the pulls of its parameters."""
+        """Run the steps; return the time at which each ended, without overlap including the pulls of its parameters."""
         times = []
         for _ in range(self._steps):
             await self._compute(self._profile.forward, before=self._wait)

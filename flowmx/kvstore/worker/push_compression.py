@@ -36,7 +36,7 @@ class Packed:
 
 
 class Packing:
-    """Compresses this worker's gradients.
+    """Compresses the gradients that this worker pushes, as operations of the engine.
 
     Args:
         compression: the compression.

@@ -168,7 +168,7 @@ def _average(
 
 
 def _mask_nans(xp: Functions, x: Tensor, axis: Axis) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the numbers with NaNs replaced by zeros, the mask of the other numbers, and their count."""
+    """Return the numbers with NaNs replaced by zeros, the mask of the elements that are not NaN, and their count."""
     mask = x == x
     return xp.where(mask, x, 0.0), mask, xp.sum(mask.astype(x.dtype), axis=axis, keepdims=True)
 

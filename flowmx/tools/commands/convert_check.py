@@ -47,7 +47,7 @@ def _models(job: Job, tolerance: float = _TOLERANCE) -> str:
         actual = _outputs(_load_target(job, first), rows)
     elif find_spec("onnxruntime") is None:
         actual = _outputs(_load_target(job, first), rows)
-        by = " (computed by flowmx; if the package onnxruntime is installed, it computes them)"
+        by = " (computed by flowmx; install onnxruntime to check with it)"
     else:
         actual, version = _onnxruntime_outputs(job.target, rows)
         by = f" (computed by onnxruntime {version})"

@@ -46,4 +46,4 @@ def _parse_process(text: str) -> tuple[str, str]:
     name, is_named, address = text.partition("=")
     if is_named and "/" not in name:
         return name, address
-    return text.removeprefix("http://").partition("/")[0], text
+    return text.removeprefix("http://").removeprefix("https://").partition("/")[0], text

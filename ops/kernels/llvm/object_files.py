@@ -1,4 +1,4 @@
-"""Load machine code into memory without LLVM, whose library takes longer to load than most first calls.
+"""Load machine code into memory without LLVM, whose library takes longer to load than the rest of most first calls.
 
 Compiled functions need little of a linker: code and constants at fixed distances from each other, and calls of
 the C library. An object file with anything else in it is left to LLVM's linker.

@@ -107,7 +107,7 @@ class _Writer:
         return self.add(self.scale(factor, a), b)
 
     def combine(self, factors: Sequence[float], values: Sequence[Value]) -> Value:
-        """Return the sum of the values with non-zero factors; the last of these must be 1."""
+        """Return the sum of factor * value; the last non-zero factor must be 1."""
         used = [(factor, value) for factor, value in zip(factors, values, strict=True) if factor]
         total = used[-1][1]
         for factor, value in reversed(used[:-1]):
@@ -145,7 +145,7 @@ class _Writer:
     def load(self, address: Value, at: Value, is_inside: Value | None) -> Value:
         """Load a vector of channels; zeros if the position is not in the image.
 
-        A masked load without lanes takes hundreds of cycles on some processors if its address is not mapped.
+        A masked load with no active lane takes hundreds of cycles on some processors if its address is not mapped.
         """
         code = self.code
         if is_inside is None:

@@ -1,7 +1,7 @@
 """Convolution with 3x3 filters by Winograd's algorithm: oneDNN multiplies matrices, compiled loops transform tiles.
 
 Each position of a tile has one product of matrices, (tiles, channels) by (channels, filters), and oneDNN computes all
-of them in one call. Data is processed some rows of tiles at a time, so that the transformed tiles stay in the caches.
+of them in one call. Data is processed a few rows of tiles at a time, so that the transformed tiles stay in the caches.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def filters_layout(channels: int, filters: int, side: int) -> Desc:
 
 
 def fits(windows: Windows, data: Shape, filters: int, dtype: DType) -> bool:
-    """Return whether the algorithm computes a convolution."""
+    """Return whether the algorithm supports a convolution."""
     return (
         len(data) == 4 and dtype == DType.F32 and windows.kernel == (TAPS, TAPS) and windows.stride == (1, 1)
         and windows.dilate == (1, 1) and windows.groups == 1 and data[1] % LANES == 0 and filters % LANES == 0
@@ -81,7 +81,7 @@ class Winograd(Work):
         super().__init__()
         is_plain = epilogue.vector_type == DType.F32 and epilogue.activation in ACTIVATIONS and not epilogue.has_scale
         if not is_plain or not fits(windows, data.shape, out.shape[1], data.dtype) or out.dtype != DType.F32:
-            raise Unsupported("Winograd's algorithm does not compute this convolution")
+            raise Unsupported("Winograd's algorithm does not support this convolution")
         self._windows, self._data, self._out, self._epilogue, self._side = (
             windows,
             data.shape,
@@ -190,7 +190,8 @@ class _Fallback:
 class TransformFilters(Work):
     """Filters as :class:`Winograd` reads them, multiplied by an optional scale.
 
-    A loop writes panels of filters. If oneDNN reads another layout, there is one panel, and a copy.
+    A loop writes panels of filters. If oneDNN expects a different layout, all filters are written as one panel and then
+    reordered.
     """
 
     def __init__(self, weight: Geometry, side: int, scale: Geometry | None) -> None:
@@ -231,7 +232,7 @@ def _divisor(count: int, most: int) -> int:
 
 
 def _image(address: int, shape: Shape) -> Array:
-    """Return the channels-last array of (batch, channels, height, width) at an address, with the channels last."""
+    """Return the channels-last array at an address, as (batch, height, width, channels)."""
     batch, channels, height, width = shape
     assert channels_last_strides(shape)[1] == 1
     return array_at(address, (batch, height, width, channels))

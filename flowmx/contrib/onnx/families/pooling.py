@@ -63,7 +63,7 @@ def _overhang(n: NodeExport, index: int) -> int:
 
 
 def _average(n: NodeExport, x: str, shape: dict[str, list[int]], pads: list[int], after: list[int]) -> str:
-    """Add means or sums. Elements beyond the padding never count."""
+    """Append the nodes that compute means or sums. Elements beyond the padding never count."""
     op, size = n.op, math.prod(n.op.kernel)
     include = op.count_include_pad is not False
     if op.pool_type == "avg" and (pads == after or not include):
@@ -119,7 +119,7 @@ def _import_windows(n: NodeImport) -> Symbol:
 
 @exports("_contrib_AdaptiveAvgPooling2D")
 def _adaptive(n: NodeExport) -> str:
-    """Use windows of equal size if the sizes divide, else a product with the matrix of averaging weights."""
+    """Use equal windows if the output's size divides the input's, else a product with a matrix of averaging weights."""
     result = [n.fixed(length, "the output's size") for length in n.out_dims()[2:]]
     if result == [1, 1]:
         return n.add("GlobalAveragePool", n.inputs[0])

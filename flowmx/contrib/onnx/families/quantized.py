@@ -1,7 +1,7 @@
 """Quantized operators. A byte represents ``(byte - zero point) * scale``.
 
-Export writes the floating-point operator between conversions, which runtimes fuse. Import computes integer products in
-float64.
+Export writes the floating-point operator between DequantizeLinear and QuantizeLinear; runtimes fuse the three. Import
+computes integer products in float64.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def _export_part(n: NodeExport) -> str | list[str]:
 
 
 def _flattens(part: Any) -> bool:
-    """Return whether the layer is a convolution, or a product that flattens its samples."""
+    """Return whether the floating-point operator is exported as a layer, not as MatMul along the last axis."""
     return bool(getattr(part.layer, "flatten", True))
 
 
@@ -249,7 +249,7 @@ def _weights(n: NodeExport, filters: Any, data_scale: np.float32, is_transposed:
 
 
 def _rows(n: NodeExport, inputs: list[str]) -> str:
-    """Add a product along the last axis."""
+    """Append the nodes of a matrix product along the last axis."""
     data, weight, *bias = inputs
     result = n.add("MatMul", data, weight)
     return n.add("Add", result, *bias) if bias else result

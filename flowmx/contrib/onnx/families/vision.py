@@ -58,7 +58,7 @@ def _grid_sample(n: NodeImport) -> Symbol:
 
 @exports("_image_to_tensor")
 def _to_tensor(n: NodeExport) -> str:
-    """Scale bytes to 0 to 1, and move the channels to the front."""
+    """Scale 8-bit values to the range [0, 1], and move the channels to the front."""
     rank = n.rank()
     x = n.add("Div", n.cast(n.inputs[0], n.out_dtype()), np.asarray(255, n.out_dtype()))
     return n.transpose(x, [*range(rank - 3), rank - 1, rank - 3, rank - 2])

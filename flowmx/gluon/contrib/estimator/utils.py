@@ -31,7 +31,7 @@ def check_metrics_are_updated(handler: object, metrics: Collection[EvalMetric]) 
     """Check that the estimator updates every metric of a handler.
 
     Raises:
-        ValueError: it does not.
+        ValueError: the estimator does not update one of them.
     """
     for attribute in dir(handler):
         if "metric" not in attribute:

@@ -45,7 +45,7 @@ class WorkerBlocks:
         self._next = 0
 
     def take(self, size: int) -> Block:
-        """Return a block of at least a size: a free one, or a new one."""
+        """Return a free block of at least ``size`` bytes, or a new one."""
         fitting = [number for number in self._free if len(self._all[number]) >= size]
         if fitting:
             number = min(fitting, key=lambda candidate: len(self._all[candidate]))
@@ -112,7 +112,7 @@ class LoaderBlocks:
         return shared_memory.read(lease)
 
     def take_returns(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the blocks that the worker may reuse and those that it must drop, since the last call."""
+        """Return the blocks released since the last call: those to reuse, and those that the worker must drop."""
         self._collect()
         (free, drop), self._returns = self._returns, ([], [])
         return tuple(free), tuple(drop)

@@ -29,7 +29,7 @@ class Job:
         seed: the seed of the batch's random numbers.
 
     Attributes:
-        started: done once a thread has taken the job.
+        started: a future that completes when a thread takes the job.
         future: the batch, or a :class:`Failure`.
         is_needed: False once the job has been abandoned.
     """
@@ -114,7 +114,7 @@ class WorkerPool:
         return bool(self._jobs)
 
     def requeue(self, jobs: Iterable[Job]) -> None:
-        """Return jobs that a thread took but did not start to the head of the queue."""
+        """Put jobs that a thread took but did not start back at the head of the queue."""
         with self._changed:
             if not self.closed:
                 self._jobs.extendleft(reversed(list(jobs)))

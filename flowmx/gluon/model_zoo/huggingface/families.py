@@ -18,7 +18,7 @@ from flowmx.ops.registry.operators import Shape
 __all__ = ["FAMILIES", "Family"]
 
 Names = Mapping[str, str]
-"""The name of Hugging Face for the path of a block, or of a parameter; N is the number of a layer."""
+"""Hugging Face's name for the path of a block or parameter; N stands for the index of a layer."""
 
 
 class Family(NamedTuple):
@@ -26,10 +26,10 @@ class Family(NamedTuple):
 
     Attributes:
         body: the attribute of the body in a model with a head.
-        prefix: what the names of the body's weights begin with in a model with a head.
+        prefix: the prefix of the names of the body's weights in a model with a head.
         names: the names of the body's blocks.
         heads: the classes, and the names of their heads' blocks; alternatives are separated by a bar.
-        architectures: the class of each of Hugging Face's.
+        architectures: the class for each of Hugging Face's architecture names.
         inputs: returns the shapes of the inputs for a config, by name in the order of a call; 0 is any length.
         options: returns the arguments of a class for a config.
         arrange: changes arrays in place, so that each is the value of one parameter.
@@ -47,13 +47,13 @@ class Family(NamedTuple):
     ignored: re.Pattern[str]
 
     def arrays(self, source: Arrays) -> Arrays:
-        """Return arrays by the names of a model without a head, arranged as parameters."""
+        """Rename arrays as in a model without a head, and arrange each as one parameter."""
         arrays = {_modern(name.removeprefix(self.prefix)): array for name, array in source.items()}
         self.arrange(arrays)
         return arrays
 
     def name_of(self, path: str, model: type[HybridBlock], arrays: Arrays) -> str:
-        """Return the name of a parameter among arrays; without one, the name that was expected."""
+        """Return the name under which arrays have a parameter; if there is none, the first name tried."""
         is_body = self._is_body(path, model)
         names = self.names if is_body else self.heads[model]
         path = path.removeprefix(f"{self.body}.") if is_body else path
@@ -99,7 +99,7 @@ _ACTIVATIONS = {
     "swish": "silu",
 }  # fmt: skip
 _CLASSES = 2
-"""The number of classes where a config does not say it."""
+"""The number of classes if a config does not specify it."""
 
 
 def classes(config: Config) -> int:
