@@ -28,7 +28,7 @@ _ARRAY = Name("mxnet.ndarray.ndarray", "NDArray")
 _ARRAYS = {"NDArray", "RowSparseNDArray", "CSRNDArray"}
 _RENAMED = {"warmup_final_lr": "base_lr", "power": "pwr", "float_stable_eps": "eps", "idx2name": "param_idx2name"}
 """Constructor arguments whose attribute has another name, by attribute."""
-_UNSHARED = ("init_arguments", "param_dict", "aggregate_num", "_groups", "_lr_update")
+_UNSHARED = ("init_arguments", "param_dict", "aggregate_num", "_groups", "_last_steps", "_lr_update")
 """Attributes that MXNet lacks, does not save, or uses differently."""
 _AGGREGATE_NUMS = {"SGD": 4, "ccSGD": 4, "LARS": 4, "LAMB": 45}
 """The number of weights that an operator of MXNet's optimizers updates (1 for other optimizers)."""

@@ -53,7 +53,7 @@ class Family(NamedTuple):
         return arrays
 
     def name_of(self, path: str, model: type[HybridBlock], arrays: Arrays) -> str:
-        """Return the name under which arrays have a parameter; if there is none, the first name tried."""
+        """Return the name under which arrays have a parameter; otherwise the first name tried."""
         is_body = self._is_body(path, model)
         names = self.names if is_body else self.heads[model]
         path = path.removeprefix(f"{self.body}.") if is_body else path
