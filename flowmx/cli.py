@@ -92,9 +92,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(name: str, arguments: Sequence[str]) -> int:
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
+    _log_to_stderr()
     status: int = import_module(_MODULES[name]).main(arguments)
     return status
+
+
+def _log_to_stderr() -> None:
+    """Log messages from INFO on to stderr, unless the user's program configures logging, also later."""
+    root = logging.getLogger()
+    if not root.handlers:
+        root.setLevel(logging.INFO)
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        logging.lastResort = handler  # used while the root logger has no handlers, so that basicConfig adds its own
 
 
 def _message(error: Exception, command: str) -> str:

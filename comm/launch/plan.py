@@ -159,8 +159,10 @@ class ProcessSpec:
     secret: bytes | None = field(default=None, repr=False)
 
     def argv(self, python: str) -> tuple[str, ...]:
-        """Return the complete command, for a Python interpreter."""
-        return (python, "-m", "flowmx", *self.command) if self.is_flowmx else self.command
+        """Return the complete command, for a Python interpreter; ``python`` in a command stands for it."""
+        if self.is_flowmx:
+            return python, "-m", "flowmx", *self.command
+        return (python, *self.command[1:]) if self.command[0] in ("python", "python3") else self.command
 
     def to_json(self) -> str:
         """Encode the specification as one line."""

@@ -127,6 +127,8 @@ def push(
     """
     if not callable(function):
         raise TypeError(f"push: function is {function!r}, expected a callable that takes no arguments")
+    if not isinstance(priority, int):
+        raise TypeError(f"push: priority is {priority!r}, expected an int")
     is_coroutine = _is_coroutine_function(function)
     read_tags, write_tags = _tags("reads", reads), _tags("writes", writes)
     if is_coroutine and device is None:

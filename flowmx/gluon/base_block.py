@@ -72,6 +72,11 @@ class Block:
 
     def __init__(self, prefix: str | None = None, params: ParameterDict | None = None, **unknown: Any) -> None:
         refuse_unknown(type(self), unknown)
+        if prefix is not None and not isinstance(prefix, str):
+            raise TypeError(
+                f"{type(self).__name__}: prefix is a {type(prefix).__name__}, expected a str or None; layers "
+                "of a Sequential are added with net.add(layer, ...)"
+            )
         self._prefix, self._params = name_block(prefix, params, self._alias())
         self._scope = Scope(self._prefix, self._params, nameless=prefix == "")
         self._children: dict[str, Block] = {}

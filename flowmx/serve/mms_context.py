@@ -87,7 +87,9 @@ class RequestProcessor:
         """Return the headers of the response."""
         return self._response_header
 
-    get_response_header = get_response_headers
+    def get_response_header(self, key: str | None = None) -> dict[str, str] | str | None:
+        """Return a header of the response, or, as older versions of MMS do without a key, all of them."""
+        return self._response_header if key is None else self._response_header.get(key)
 
 
 class HandlerMetrics:
@@ -200,6 +202,11 @@ class Context:
         self.request_processor[idx].report_status(code, phrase)
 
     set_http_response_status = set_response_status
+
+    def set_all_response_status(self, code: int = 200, phrase: str = "") -> None:
+        """Set the status of the responses to all requests of the batch."""
+        for processor in self.request_processor:
+            processor.report_status(code, phrase)
 
     def get_response_status(self, idx: int) -> tuple[int, str | None]:
         """Return the status of a response, and its reason phrase."""

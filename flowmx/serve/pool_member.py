@@ -133,8 +133,8 @@ class Member:
 
     async def _report_loaded(self) -> None:
         with contextlib.suppress(ChannelClosed):
-            await self._service.loaded()
-            await self._call("loaded")
+            if await self._service.loaded():
+                await self._call("loaded")
 
     async def _own_metrics(self) -> str:
         return self._service.metrics()

@@ -8,6 +8,7 @@ per operation that the engine runs in parallel.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from flowmx.serve.spans import Tracing
 
 __all__ = ["Computation", "Runner"]
+
+_log = logging.getLogger("flowmx.serve")
 
 Computation = Model | HandlerModel
 """The part of a predictor that computes batches."""
@@ -114,7 +117,7 @@ class Runner:
         """
         with self._changed:
             if not self.accepting:
-                raise Unavailable(f"{self.name} is draining: it accepts no further requests")
+                raise self._unavailable()
             if not self.queue.has_room(job.rows.rows):
                 raise self.overloaded(job.rows.rows)
             was_empty = not self.queue
@@ -123,6 +126,14 @@ class Runner:
             self._count(job.key[0], 1)
             if was_empty or self.queue.rows >= self.pace.sizes[-1]:
                 self._changed.notify()
+
+    def _unavailable(self) -> Unavailable:
+        failure = self.warm.exception() if self.warm.done() and not self.warm.cancelled() else None
+        if failure is None:
+            return Unavailable(f"{self.name} is draining: it accepts no further requests")
+        error = Unavailable(f"{self.name} failed to warm up: {type(failure).__name__}: {failure}")
+        error.__cause__ = failure
+        return error
 
     def overloaded(self, rows: int) -> Overloaded:
         """Return the error for rows that do not fit into the queue."""
@@ -178,6 +189,7 @@ class Runner:
         try:
             self.pace.seconds = self.model.warm(self.pace.sizes)
         except BaseException as error:  # user code: the clients that wait get the error
+            _log.error("%s failed to warm up: %s: %s", self.name, type(error).__name__, error)
             self.refuse()
             if not warm.done():
                 warm.set_exception(error)

@@ -133,11 +133,13 @@ class Service:
             skip = () if self._pool is None else self._pool.unloaded
             self._loading = asyncio.ensure_future(self._repository.load_all(skip))
 
-    async def loaded(self) -> None:
-        """Wait until the models are warm, or cannot be loaded."""
+    async def loaded(self) -> bool:
+        """Wait until the models are warm, or cannot be loaded; return False if the only model failed."""
         if self._loading is not None:
             await self._loading
-        await asyncio.gather(*(predictor.ready() for predictor in self.models.all()), return_exceptions=True)
+        ready = (predictor.ready() for predictor in self.models.all())
+        results = await asyncio.gather(*ready, return_exceptions=True)
+        return self._repository is not None or not any(isinstance(result, BaseException) for result in results)
 
     async def drain(self) -> None:
         """Answer the pending requests, then stop."""

@@ -107,7 +107,7 @@ def _compile_function(
     lines.append(f"    return [{', '.join([terms[output] for output in outputs])}]")
     source = "\n".join([f"def function({arguments}):", *lines])
     namespace: dict[str, Any] = {"normal_density": _normal_density, "select": _select}
-    exec(source, namespace)
+    exec(compile(source, __file__, "exec"), namespace)  # a file of flowmx: errors name the user's line
     function: Callable[..., list[Any]] = namespace["function"]
     return function
 

@@ -300,3 +300,9 @@ def test_settings_reach_the_nodes():
     assert variables["FLOWMX_KVSTORE_TIMEOUT"] == "7"
     assert variables["FLOWMX_RANK"] == "3"
     assert not {"FLOWMX_SECRET_FILE", "HOME"} & set(variables)
+
+
+def test_python_is_the_interpreter_with_flowmx():
+    spec = ProcessSpec("worker 0", "n1", ("python", "train.py"), False, {})
+    assert spec.argv("/opt/python") == ("/opt/python", "train.py")
+    assert ProcessSpec("worker 0", "n1", ("./train",), False, {}).argv("/opt/python") == ("./train",)

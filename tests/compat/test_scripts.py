@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -167,3 +169,14 @@ def test_training_may_be_called_run_or_awaited():
 
 def test_a_store_of_one_process_does_not_wait():
     mx.kv.create("local").barrier()
+
+
+def test_a_script_configures_logging_itself(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import logging, mxnet as mx\n"
+        "logging.basicConfig(filename='train.log', level=logging.INFO, format='mine: %(message)s')\n"
+        "logging.info('begin')\n"
+    )
+    subprocess.run([sys.executable, "-m", "flowmx", "run", str(script)], cwd=tmp_path, check=True, timeout=100)
+    assert (tmp_path / "train.log").read_text() == "mine: begin\n"

@@ -176,3 +176,10 @@ def test_images_are_accepted_without_options():
     assert mx.serve.Predictor(net, (3, 4, 4), image=True).hooks.image is not None
     assert mx.serve.Predictor(net, (3, 4, 4), image=False).hooks.image is None
     np.testing.assert_array_equal(net(nd.ones((1, 3, 4, 4))).asnumpy(), np.ones((1, 3, 1, 1)))
+
+
+@pytest.mark.parametrize("kind", [nn.Sequential, nn.HybridSequential])
+def test_layers_passed_to_the_constructor_get_advice(kind):
+    for layers in ([nn.Dense(3)], nn.Dense(3)):
+        with pytest.raises(TypeError, match=r"expected a str or None; .*net\.add"):
+            kind(layers)

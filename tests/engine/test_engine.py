@@ -935,3 +935,11 @@ def test_a_failure_before_the_kind_changes_is_raised_where_the_program_waits():
         mx.engine.push(fails)
         with mx.engine.using(engine_type="NaiveEngine"), pytest.raises(OSError, match="no disk"):
             mx.engine.waitall()
+
+
+@pytest.mark.parametrize("priority", ["high", None, 0.5])
+def test_a_priority_that_is_no_int_is_refused_before_anything_is_enqueued(priority):
+    x = mx.nd.ones((2,))
+    with pytest.raises(TypeError, match=r"priority is .*, expected an int"):
+        mx.engine.push(lambda: None, writes=[x], priority=priority)
+    assert x.asnumpy().tolist() == [1, 1]

@@ -15,6 +15,7 @@ from flowmx.comm.metrics import Metrics
 from flowmx.data.codecs import encode
 from flowmx.serve import Handler, InvalidInput, Predictor, Repository, Unavailable
 from flowmx.serve.handlers import load_handler
+from flowmx.serve.mms_context import Context, RequestProcessor
 from tests.serve.test_http import JSON, Client, carried  # noqa: F401 (a fixture)
 from tests.serve.test_predictor import answers, network
 from tests.waiting import until
@@ -374,3 +375,16 @@ async def test_a_handler_that_cannot_load_its_model_is_not_ready(tmp_path):
     with pytest.raises(FileNotFoundError, match="no model in"):
         await predictor.ready()
     assert not predictor.is_ready
+
+
+def test_a_handler_sets_the_status_of_all_requests():
+    processors = [RequestProcessor({}), RequestProcessor({})]
+    context = Context.__new__(Context)
+    context.request_processor = processors
+    context.set_all_response_status(400, "ClientError")
+    assert [(each.get_response_status_code(), each.get_response_status_phrase()) for each in processors] == [
+        (400, "ClientError")
+    ] * 2
+    processors[0].add_response_property("X-Cat", "yes")
+    assert processors[0].get_response_header("X-Cat") == "yes"
+    assert processors[0].get_response_header() == {"X-Cat": "yes"}

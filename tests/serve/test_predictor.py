@@ -381,3 +381,17 @@ async def test_a_model_that_could_not_be_warmed_is_tried_again(monkeypatch):
             await predictor(ROWS[0])
     assert (await (await predictor.start())(ROWS[0])).shape == (3,)
     await predictor.drain()
+
+
+async def test_a_failed_warm_up_is_named_in_every_refusal(caplog):
+    class Unfit(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return F.reshape(x, (7, 11))
+
+    predictor = Predictor(Unfit(), shape=(5,), name="unfit")
+    predictor.start()
+    await until(lambda: "unfit failed to warm up" in caplog.text)
+    with pytest.raises(Unavailable, match="unfit failed to warm up: ShapeError") as info:
+        await predictor([1, 2, 3, 4, 5])
+    assert isinstance(info.value.__cause__, mx.errors.ShapeError)
+    await predictor.drain()

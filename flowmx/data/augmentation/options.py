@@ -174,7 +174,7 @@ class NormalizeOptions(Options):
     def __post_init__(self) -> None:
         for name in ("std_r", "std_g", "std_b", "std_a"):
             if not getattr(self, name):
-                raise self.error(f"{name}is 0, expected a number other than 0")
+                raise self.error(f"{name} is 0, expected a number other than 0")
 
 
 CLASSIFICATION = (ReadingOptions, AugmentOptions, NormalizeOptions)
