@@ -32,7 +32,7 @@ class Custom(nn.HybridBlock):
 MISTAKES = {
     "operator": (lambda: mx.nd.convolution, AttributeError, "did you mean 'Convolution'"),  # type: ignore[attr-defined]
     "symbol": (lambda: mx.sym.Linear, AttributeError, "did you mean 'FullyConnected'"),  # type: ignore[attr-defined]
-    "layer": (lambda: nn.Linear, AttributeError, "'Linear'; did you mean 'Dense'"),
+    "layer": (lambda: nn.Linear, AttributeError, r"'Linear': use gluon\.nn\.Dense\("),
     "module": (lambda: mx.numpy_, AttributeError, "'numpy_'"),
     "parameter": (
         lambda: mx.nd.Convolution(mx.nd.ones((1, 1, 4, 4)), numfilter=3), ValueError,  # type: ignore[call-arg]

@@ -123,7 +123,7 @@ def test_a_row_sparse_parameter_is_read_by_rows():
     weight.initialize()
     with pytest.raises(RuntimeError, match=r"it has no data\(\): select rows with row_sparse_data\(\)"):
         weight.data()
-    with pytest.raises(RuntimeError, match="make a Trainer"):
+    with pytest.raises(RuntimeError, match="create a Trainer"):
         weight.row_sparse_data(mx.nd.array([1]))
     trainer = mx.gluon.Trainer([weight], "sgd", {"learning_rate": 0.5})
     with mx.autograd.record():

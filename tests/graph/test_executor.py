@@ -58,8 +58,9 @@ def test_forward_and_backward_equal_the_tape(kind):
         executor.backward()
         expected, grads = imperative_gradients(executor)
         np.testing.assert_allclose(out.asnumpy(), expected.asnumpy(), rtol=1e-6)
+        # Both compute tanh with an error of one bit; sums of terms near 1 that cancel have that absolute error.
         for name, value in grads.items():
-            np.testing.assert_allclose(executor.grad_dict[name].asnumpy(), value.asnumpy(), rtol=1e-5, atol=1e-7)
+            np.testing.assert_allclose(executor.grad_dict[name].asnumpy(), value.asnumpy(), rtol=1e-5, atol=5e-7)
 
 
 def test_forward_backward_equals_the_two_passes():
