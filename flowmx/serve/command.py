@@ -151,11 +151,6 @@ def _parser() -> argparse.ArgumentParser:
         help="a name to accept in the Host header; may be repeated (default: localhost if --host is a loopback "
         "address, else any)",
     )  # fmt: skip
-    parser.add_argument(
-        "--allow-origin", action="append", default=[], metavar="ORIGIN",
-        help="a site whose pages may send requests from a browser, such as https://app.example, or * for all sites; "
-        "may be repeated (default: only pages of the service itself)",
-    )  # fmt: skip
     parser.add_argument("--port", type=usage.port, default=8080, help="port; 0 picks a free one (default: %(default)s)")
     parser.add_argument("--max-batch", type=int, help="maximum batch size (default: 32, or 1 for a handler of MMS)")
     parser.add_argument(
@@ -188,6 +183,16 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--name", default="model", help="name of the model in paths and metrics (default: %(default)s)")
     parser.add_argument("--repository", metavar="FOLDER", help="serve all models of a folder, each with a model.toml")
+    _add_security(parser)
+    return parser
+
+
+def _add_security(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--allow-origin", action="append", default=[], metavar="ORIGIN",
+        help="a site whose pages may send requests from a browser, such as https://app.example, or * for all sites; "
+        "may be repeated (default: only pages of the service itself)",
+    )  # fmt: skip
     parser.add_argument("--token-file", metavar="FILE", help="file with the token that clients must send")
     parser.add_argument(
         "--admin-token-file", metavar="FILE", help="file with the token for loading and unloading models"
@@ -199,7 +204,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="PEM file of a certificate authority; clients must present a certificate from it",
     )
-    return parser
 
 
 def _add_images(parser: argparse.ArgumentParser) -> None:

@@ -80,6 +80,17 @@ def _parser() -> argparse.ArgumentParser:
         default="mxnet",
         help="format of optimizer states (default: %(default)s)",
     )
+    _add_precision(parser)
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="run both models on a random input and compare the results (ONNX files run in "
+        "onnxruntime, if it is installed); for arrays, symbols and states, compare the contents",
+    )
+    return parser
+
+
+def _add_precision(parser: argparse.ArgumentParser) -> None:
     bits = parser.add_argument_group("checkpoints in lower precision")
     kind = bits.add_mutually_exclusive_group()
     kind.add_argument("--int8", action="store_true", help="quantize the supported layers")
@@ -102,13 +113,6 @@ def _parser() -> argparse.ArgumentParser:
         "--std", type=_numbers, metavar="R,G,B", help="standard deviation of the images, by channel or as one number"
     )
     bits.add_argument("--exclude", action="append", metavar="LAYER", help="a layer to leave unchanged; may be repeated")
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="run both models on a random input and compare the results (ONNX files run in "
-        "onnxruntime, if it is installed); for arrays, symbols and states, compare the contents",
-    )
-    return parser
 
 
 def _numbers(text: str) -> tuple[float, ...]:
