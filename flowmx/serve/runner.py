@@ -189,13 +189,13 @@ class Runner:
         try:
             self.pace.seconds = self.model.warm(self.pace.sizes)
         except BaseException as error:  # user code: the clients that wait get the error
-            _log.error("%s failed to warm up: %s: %s", self.name, type(error).__name__, error)
             self.refuse()
             if not warm.done():
                 warm.set_exception(error)
             with self._changed:
                 waiting = self.queue.clear()
             self._fail(waiting, error)
+            _log.error("%s failed to warm up: %s: %s", self.name, type(error).__name__, error)
             return
         if not warm.done():  # unless a thread that was started meanwhile has set it
             warm.set_result(None)

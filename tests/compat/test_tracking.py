@@ -75,7 +75,7 @@ def test_training_metrics_are_written_as_often_as_asked_for(every, steps):
 
 
 def test_every_is_refused_below_one(tmp_path):
-    with pytest.raises(ValueError, match="every is 0, expected a number of batches from 1, or None"):
+    with pytest.raises(ValueError, match="every is 0, expected at least 1 batch, or None"):
         tracking.TensorBoard(tmp_path, every=0)
 
 
