@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         checkpoint,
         contrib,
         executor,
+        generation,
         gluon,
         image,
         initializer,
@@ -91,7 +92,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AttrScope", "Context", "MXNetError", "amp", "anomaly", "attribute", "autograd", "base", "callback", "checkpoint",
     "context", "contrib", "cpu", "cpu_pinned", "current_context", "dashboard", "engine", "executor", "flight_recorder",
-    "gluon", "gpu", "gpu_memory_info", "image", "img", "init", "initializer", "install_as_mxnet", "io",
+    "generation", "gluon", "gpu", "gpu_memory_info", "image", "img", "init", "initializer", "install_as_mxnet", "io",
     "is_np_array", "is_np_shape", "kv", "kvstore", "library", "log", "lr_scheduler", "metric", "mod", "model",
     "module", "mon", "monitor", "name", "nd", "ndarray", "np", "np_array", "np_shape", "npx", "num_gpus", "numpy",
     "numpy_extension", "onnx", "operator", "optimizer", "plan", "profiler", "progress", "random", "recordio",
@@ -100,8 +101,8 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = (
-    "amp", "attribute", "callback", "checkpoint", "contrib", "executor", "gluon", "image", "initializer", "io",
-    "kvstore", "library", "log", "lr_scheduler", "metric", "model", "module", "monitor", "name", "numpy",
+    "amp", "attribute", "callback", "checkpoint", "contrib", "executor", "generation", "gluon", "image", "initializer",
+    "io", "kvstore", "library", "log", "lr_scheduler", "metric", "model", "module", "monitor", "name", "numpy",
     "numpy_extension", "onnx", "operator", "optimizer", "profiler", "progress", "recordio", "registry", "rnn", "rtc",
     "runtime", "serve", "sklearn", "symbol", "test_utils", "visualization",
     *(path for path in PATHS if "." not in path),

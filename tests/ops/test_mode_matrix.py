@@ -18,7 +18,7 @@ SCOPES = [each for each in FEATURES if each.is_scope]
 
 HELPERS = {
     "base": "names", "callback": "functions that a fit calls", "context": "devices", "library": "other processes",
-    "log": "text", "metric": "numbers", "monitor": "text", "onnx": "files", "plan": "a report", "progress": "text",
+    "generation": "steps of a decoder", "log": "text", "metric": "numbers", "monitor": "text", "onnx": "files", "plan": "a report", "progress": "text",
     "registry": "tables", "rtc": "GPUs", "runtime": "facts", "test_utils": "checks", "util": "decorators",
     "visualization": "pictures",
 }  # fmt: skip
