@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from flowmx.ndarray import NDArray
 from flowmx.serve.batching import Piece
 from flowmx.serve.inputs import Array, Input, Inputs, Shape
 from flowmx.serve.model_loading import Source
+from flowmx.serve.variable_axes import shared_axes, trial_lengths
 
 __all__ = ["Model"]
 
@@ -57,7 +59,23 @@ class Model:
                 batch = [np.zeros((size, *s), spec.dtype) for s, spec in zip(shapes, self.inputs.specs, strict=True)]
                 self._check(self.run(batch), size)
                 seconds[size] = min(self._time(batch) for _ in range(_TRIALS))
+        if self.inputs.groups is None:
+            trials = trial_lengths(self.inputs.lengths)
+            self.inputs.groups = shared_axes(self.inputs.axes, trials, partial(self._accepts, sizes[0]))
         return seconds
+
+    def _accepts(self, size: int, lengths: Sequence[int]) -> bool:
+        """Return whether the model computes a batch of zeros with these lengths of its variable axes."""
+        shapes = [list(spec.shape) for spec in self.inputs.specs]
+        for axis, length in zip(self.inputs.axes, lengths, strict=True):
+            shapes[axis.input][axis.axis] = length
+        specs = zip(shapes, self.inputs.specs, strict=True)
+        batch = [np.zeros((size, *(length or 0 for length in shape)), spec.dtype) for shape, spec in specs]
+        try:
+            self.run(batch)
+        except Exception:  # the user's model may raise anything
+            return False
+        return True
 
     def compute(self, pieces: Sequence[Piece], size: int) -> tuple[Array, ...]:
         """Return the outputs for the rows of jobs of equal shapes, in order, padded to a batch size."""

@@ -14,6 +14,7 @@ from flowmx.errors import AdviceError
 from flowmx.ops.registry.operators import Array
 from flowmx.serve.errors import InvalidInput
 from flowmx.serve.large_bodies import array_of
+from flowmx.serve.variable_axes import Axis
 
 __all__ = ["Array", "Input", "Inputs", "Rows", "Shapes"]
 
@@ -81,6 +82,15 @@ class Inputs:
         self.lengths = tuple(sorted(set(lengths)))
         self.max_rows = max_rows
         self.finite = finite
+        self.axes = [
+            Axis(index, axis)
+            for index, spec in enumerate(specs)
+            for axis, size in enumerate(spec.shape)
+            if size is None
+        ]
+        """The variable axes."""
+        self.groups: list[list[int]] | None = None if len(self.axes) > 1 else [list(range(len(self.axes)))]
+        """The groups of variable axes, as indices, that must have equal lengths; None until the model is warm."""
 
     def read(self, x: object) -> Rows:
         """Validate an input.
@@ -103,6 +113,28 @@ class Inputs:
         batch = tuple(array[None] if count is None else array for array in casts)
         shapes = tuple(self._padded(spec, array.shape[1:]) for spec, array in zip(self.specs, batch, strict=True))
         return Rows(batch, count or 1, count is None, shapes)
+
+    def row_lengths(self, rows: Rows) -> list[int]:
+        """Return the lengths of the variable axes of an input."""
+        return [rows.arrays[axis.input].shape[1 + axis.axis] for axis in self.axes]
+
+    def check_lengths(self, rows: Rows) -> None:
+        """Check that the variable axes that the model combines have equal lengths; the model must be warm.
+
+        Raises:
+            InvalidInput: they have different lengths.
+        """
+        lengths = self.row_lengths(rows)
+        for group in self.groups or ():
+            if len({lengths[index] for index in group}) > 1:
+                listing = ", ".join(
+                    f"{self._axis_name(self.axes[index])} has length {lengths[index]}" for index in group
+                )
+                raise InvalidInput(f"{listing}, expected equal lengths, because the model combines these axes")
+
+    def _axis_name(self, axis: Axis) -> str:
+        spec = self.specs[axis.input]
+        return spec.name if spec.shape.count(None) == 1 else f"axis {axis.axis} of {spec.name}"
 
     def shapes(self) -> list[tuple[Shape, ...]]:
         """Return the row shapes to compile: one per length, shared by all variable axes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
@@ -115,8 +114,7 @@ class Predictor:
         self.name = name
         self._instruments = serve_metrics.SHARED if metrics is None else serve_metrics.Instruments(metrics)
         self._options = _ModelOptions(shape, dtype, lengths, limit, finite, cpu() if ctx is None else ctx, sizes[-1])
-        self._numbers = itertools.count()
-        computation = self._load(model, params, epoch)
+        computation = self._load(model, params, epoch, 0)
         transform = {} if image is True else None if image is False else image
         reader = None if transform is None else ImageReader(computation.inputs.specs, transform)
         self.hooks = HANDLER_HOOKS if is_handler else Hooks(decode, encode, reader)
@@ -192,11 +190,13 @@ class Predictor:
             the result, or the response.
 
         Raises:
+            InvalidInput: axes that the model combines have different lengths.
             Overloaded: the queue is full.
             Unavailable: the predictor is draining.
         """
         runner = self._runner
         loop = running_loop()
+        await self._check_lengths(rows)
         future: asyncio.Future[list[Array]] = loop.create_future()
         trace = runner.tracing.current() if runner.tracing else None
         job = Job(rows, (runner.model, rows.shapes), time.perf_counter(), (loop, future), trace)
@@ -207,6 +207,20 @@ class Predictor:
             raise
         runner.begin()
         return await self._outcome(job, future, finish)
+
+    async def _check_lengths(self, rows: Rows) -> None:
+        """Refuse different lengths of axes that the model combines, which is known once it is warm."""
+        inputs = self.inputs
+        if isinstance(inputs, Requests) or len(set(inputs.row_lengths(rows))) < 2:
+            return
+        if inputs.groups is None:
+            self._runner.begin()
+            await self._warm()
+        try:
+            inputs.check_lengths(rows)
+        except InvalidInput:
+            self._count("invalid")
+            raise
 
     async def _outcome(
         self, job: Job, future: asyncio.Future[list[Array]], finish: Callable[[Any], Awaitable[Any]] | None
@@ -293,7 +307,7 @@ class Predictor:
         with self._swapping:
             if isinstance(model, Handler) != self.hooks.reads_headers:
                 raise ValueError("a handler and a model do not replace each other: create another predictor")
-            new = self._load(model, params, epoch)
+            new = self._load(model, params, epoch, self.version + 1)
             if new.inputs.specs != self.inputs.specs:
                 inputs, expected = (
                     ", ".join(f"{spec.name} {spec}" for spec in each.specs) for each in (new.inputs, self.inputs)
@@ -303,9 +317,9 @@ class Predictor:
                 )
             return self._runner.when_idle(self._runner.swap(new, new.warm(self._runner.pace.sizes)))
 
-    def _load(self, model: Any, params: Any, epoch: int | None) -> Computation:
+    def _load(self, model: Any, params: Any, epoch: int | None, number: int) -> Computation:
         """Load a model, or prepare a handler, which is not warm yet."""
-        options, number = self._options, next(self._numbers)
+        options = self._options
         if isinstance(model, Handler):
             return HandlerModel(model, self.name, options.max_batch, self._instruments, number)
         source = load(model, options.shape, options.dtype, params, epoch)
@@ -336,7 +350,7 @@ class Predictor:
 
     @property
     def version(self) -> int:
-        """Number of times that the model was swapped."""
+        """Number of times that the model was replaced; a failed :meth:`swap` does not count."""
         return self._runner.model.version
 
     @property

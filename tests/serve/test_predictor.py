@@ -207,6 +207,8 @@ async def test_a_new_model_that_cannot_run_leaves_the_old_one_in_place():
             await predictor.swap(other)
         assert predictor.version == 0
         assert (await predictor(ROWS[0])).shape == (3,)
+        await predictor.swap(network(1))
+        assert (predictor.version, predictor.describe()["version"]) == (1, 1)  # the failed swap does not count
 
 
 async def test_a_failing_model_fails_its_requests_and_nothing_else():
@@ -246,6 +248,76 @@ async def test_sequences_are_padded_to_a_few_lengths():
         assert [each.tolist() for each in actual] == [[n * n, n * n] for n in (1, 3, 4, 5, 8)]
         with pytest.raises(InvalidInput, match="lengths of 1 to 8"):
             await predictor(np.ones((9, 2)))
+
+
+class Masked(mx.gluon.HybridBlock):
+    """The mean of the tokens that are not padding, as of a sentence encoder."""
+
+    def hybrid_forward(self, F, tokens, valid):
+        return F.sum(tokens * valid, axis=1) / F.sum(valid, axis=1)
+
+
+class Compared(mx.gluon.HybridBlock):
+    """The difference of two sentences, which may have different lengths."""
+
+    def hybrid_forward(self, F, question, answer):
+        return F.sum(question, axis=1) - F.sum(answer, axis=1)
+
+
+@pytest.mark.parametrize("lengths", [(4, 8), (1, 4, 8), (8,), (2,)])
+@pytest.mark.parametrize("hybridized", [True, False])
+async def test_inputs_that_share_an_axis_have_equal_lengths(lengths, hybridized):
+    net = Masked()
+    if not hybridized:
+        net = mx.gluon.nn.Lambda(lambda tokens, valid: Masked()(tokens, valid))
+    metrics = Metrics()
+    predictor = Predictor(net, {"tokens": (None,), "valid": (None,)}, lengths=lengths, max_batch=2, metrics=metrics)
+    message = "tokens has length 1, valid has length 2, expected equal lengths"
+    with pytest.raises(InvalidInput, match=message):  # also before it is warm
+        await predictor({"tokens": [3], "valid": [1, 1]})
+    async with predictor:
+        with pytest.raises(InvalidInput, match=message):
+            await predictor({"tokens": [3], "valid": [1, 1]})
+        assert await predictor({"tokens": [3, 5], "valid": [1, 1]}) == 4
+    assert 'result="invalid"} 2' in metrics.text()
+
+
+async def test_the_tokens_and_the_padding_of_bert_have_equal_lengths():
+    net = mx.gluon.model_zoo.text.BERTClassifier(2, vocab_size=9, units=4, num_layers=1, num_heads=2, max_length=8)
+    net.initialize()
+    shapes = dict.fromkeys(["tokens", "token_types", "padding"], (None,))
+    async with Predictor(net, shapes, dtype="int32", lengths=(4, 8), max_batch=1) as predictor:
+        with pytest.raises(InvalidInput, match="tokens has length 2, token_types has length 2, padding has length 5"):
+            await predictor({"tokens": [1, 2], "token_types": [0, 0], "padding": [1] * 5})
+        assert (await predictor({"tokens": [1, 2], "token_types": [0, 0], "padding": [1, 1]})).shape == (2,)
+
+
+@pytest.mark.parametrize("lengths", [(4, 8), (8,)])
+async def test_inputs_of_independent_lengths_may_differ(lengths):
+    shapes = {"question": (None,), "answer": (None,)}
+    async with Predictor(Compared(), shapes, lengths=lengths, max_batch=2) as predictor:
+        assert await predictor({"question": [1, 2, 3], "answer": [1] * 7}) == -1
+
+
+async def test_the_axes_of_two_pairs_are_told_apart():
+    def difference(F, a, a_valid, b, b_valid):
+        return F.sum(a * a_valid, axis=1) - F.sum(b * b_valid, axis=1)
+
+    net = mx.gluon.nn.HybridLambda(difference)
+    shapes = dict.fromkeys(["a", "a_valid", "b", "b_valid"], (None,))
+    async with Predictor(net, shapes, lengths=(2, 4), max_batch=1) as predictor:
+        ones = {name: [1] * (1 if name.startswith("a") else 3) for name in shapes}
+        assert await predictor(ones) == -2
+        with pytest.raises(InvalidInput, match="b has length 3, b_valid has length 2, expected equal lengths"):
+            await predictor({**ones, "b_valid": [1, 1]})
+
+
+async def test_the_two_axes_of_a_square_matrix_have_equal_lengths():
+    net = mx.gluon.nn.HybridLambda(lambda F, x: F.sum(F.batch_dot(x, x), axis=(1, 2)))
+    async with Predictor(net, (None, None), lengths=(2, 4), max_batch=1) as predictor:
+        assert await predictor(np.ones((2, 2))) == 8
+        with pytest.raises(InvalidInput, match="axis 0 of data has length 2, axis 1 of data has length 4, expected"):
+            await predictor(np.ones((2, 4)))
 
 
 async def test_several_inputs_and_outputs():
