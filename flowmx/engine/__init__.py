@@ -123,7 +123,8 @@ def push(
         EngineError: a variable has been deleted.
 
     Inside ``function``, the arrays named in ``reads`` and ``writes`` may be accessed in place, for example with
-    ``numpy.from_dlpack(array)``.
+    ``numpy.from_dlpack(array)``. Operators and assignments such as ``array[:] = 1`` push further operations, which
+    run after ``function``; with the naive engine they run at once.
     """
     if not callable(function):
         raise TypeError(f"push: function is {function!r}, expected a callable that takes no arguments")

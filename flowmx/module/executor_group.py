@@ -126,15 +126,25 @@ class ExecutorGroup:
 
     def reshape(self, data_shapes: list[DataDesc], label_shapes: list[DataDesc] | None) -> None:
         """Change to batches of other shapes, with the same parameters."""
-        self._set_shapes(data_shapes, label_shapes)
+        former = self.data_shapes, self.label_shapes
+        try:
+            self._set_shapes(data_shapes, label_shapes)
+            bound = self._bind()
+        except BaseException:  # whatever the reason: the executors still have the former shapes
+            self._set_shapes(*former)
+            raise
+        bound.used = tick()
+        self.execs = bound.execs
+
+    def _bind(self) -> _BoundExecutors:
+        """Return the executors for the shapes."""
         bound: _BoundExecutors | None = self._cache.graphs.get(self._key())
         if bound is None:
             bound = _BoundExecutors(
                 [self._reshape(executor, self._shapes_on(i)) for i, executor in enumerate(self._bound)]
             )
             self._cache.add(self._key(), bound)
-        bound.used = tick()
-        self.execs = bound.execs
+        return bound
 
     def _reshape(self, executor: Any, shapes: dict[str, tuple[int, ...]]) -> Any:
         # Labels may be missing, so the shapes of unnamed arguments may change; the shapes of parameters may not.

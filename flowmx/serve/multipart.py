@@ -52,7 +52,9 @@ def _chunks(body: bytes, delimiter: bytes) -> list[bytes]:
         if chunk.startswith(b"--"):
             return chunks[:index]
     count = f"{_MAX_PARTS} parts or more" if len(chunks) > _MAX_PARTS else "no end"
-    raise InvalidInput(f"the form has {count}, expected fewer than {_MAX_PARTS} parts and {delimiter.decode()}-- last")
+    raise InvalidInput(
+        f"the form has {count}, expected fewer than {_MAX_PARTS} parts and {delimiter.decode('latin-1')}-- last"
+    )
 
 
 def _part(chunk: bytes) -> Part:

@@ -86,7 +86,7 @@ class Pool:
         self._restarts = self._metrics.counter("flowmx_serve_worker_restarts_total", "Workers that were replaced.")
 
     async def run(self, host: str, port: int, scheme: str = "http") -> int:
-        """Serve until SIGTERM or SIGINT, then have the workers drain; return the exit status.
+        """Serve until SIGTERM or SIGINT, then drain the workers; return the exit status.
 
         Raises:
             OSError: the address is in use or not local.

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self
@@ -14,6 +15,7 @@ from flowmx.serve.replies import Refusal
 
 __all__ = ["Channel", "ChannelClosed", "Method"]
 
+_log = logging.getLogger("flowmx.serve")
 _MAX_LINE = 1 << 24
 """Maximum length of a line in bytes; metrics are the longest."""
 
@@ -103,6 +105,9 @@ class Channel:
             reply["refusal"] = [refusal.reply.status, str(refusal)]
         except ChannelClosed:
             reply["refusal"] = [503, "a worker has ended"]
+        except Exception as error:  # without an answer, the caller would wait for ever
+            _log.exception("calling %s failed", message["method"])
+            reply["refusal"] = [500, f"{message['method']} failed: {type(error).__name__}: {error}"]
         self._send(reply)
 
     def _resolve(self, message: Mapping[str, Any]) -> None:

@@ -314,3 +314,15 @@ def test_sizes_and_inputs_that_are_refused():
     net = from_pretrained(FOLDER / "gpt2")
     with pytest.raises(ValueError, match="13"):
         net(mx.nd.zeros((1, 13))).wait_to_read()
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_an_empty_batch_has_empty_outputs(hybridized):
+    tokens = mx.nd.zeros((0, 5), dtype="int32")
+    calls = {"bert": [tokens], "gpt2": [tokens], "vit": [mx.nd.zeros((0, *EXPECTED["images"].shape[1:]))]}
+    for name, arguments in calls.items():
+        net = from_pretrained(FOLDER / name)
+        net.hybridize(hybridized)
+        outputs = net(*arguments)
+        for output in outputs if isinstance(outputs, (list, tuple)) else [outputs]:
+            assert output.asnumpy().shape[0] == 0

@@ -14,13 +14,13 @@ def missing():
 
 
 def pytest_collection_modifyitems(items):
-    why = missing()
+    reason = missing()
     for item in items:
         if "/gpu/" in item.path.as_posix():
             item.add_marker(pytest.mark.gpu)
             item.add_marker(pytest.mark.timeout(600))
-            if why is not None:
-                item.add_marker(pytest.mark.skip(reason=why))
+            if reason is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")

@@ -437,3 +437,16 @@ def test_a_python_module_refuses_unknown_arguments():
         module.init_params(forse_init=True)
     with pytest.raises(TypeError, match="optimiser"):
         module.init_optimizer(optimiser="sgd")
+
+
+def test_a_refused_reshape_changes_nothing():
+    fc = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, flatten=True, name="fc")
+    module = mx.mod.Module(fc, label_names=None)
+    module.bind([("data", (4, 3))], for_training=False)
+    weight, bias = mx.nd.ones((2, 3)), mx.nd.zeros(2)
+    module.init_params(arg_params={"fc_weight": weight, "fc_bias": bias})
+    for _ in range(2):
+        with pytest.raises(ValueError, match="fc_weight"):
+            module.forward(mx.io.DataBatch([mx.nd.ones((1, 5))]))
+    module.forward(mx.io.DataBatch([mx.nd.ones((4, 3))]))
+    assert module.get_outputs()[0].shape == (4, 2)

@@ -251,6 +251,7 @@ async def test_failures_of_handlers(carried, echo, body, status, message, result
     [
         (b"[1", JSON, "not valid JSON"),
         (b"--XX\r\n\r\n", "multipart/form-data; boundary=XX", "the form has no end"),
+        (b"--XX\r\n\r\n", "multipart/form-data; boundary=\xe9", "the form has no end"),
         (b"--XX--", "multipart/form-data", "boundary="),
         (b"--XX\r\nContent-Type: a/b\r\n\r\n1\r\n--XX--", "multipart/form-data; boundary=XX", "has no name"),
         (b"--XX\r\n1\r\n--XX--", "multipart/form-data; boundary=XX", "has no header"),

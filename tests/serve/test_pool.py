@@ -5,6 +5,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -16,6 +17,8 @@ from aiohttp import ClientConnectionError, ClientSession
 
 from flowmx.comm.metrics import Metrics, merge, totals
 from flowmx.serve import command
+from flowmx.serve.pool_channel import Channel, ChannelClosed
+from flowmx.serve.replies import Refusal
 from tests.serve.test_predictor import answers, network
 
 ROWS = np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32)
@@ -245,3 +248,25 @@ def test_options_of_workers_that_contradict_each_other_are_refused(options, mess
     with pytest.raises(SystemExit):
         command.main(options)
     assert message in capsys.readouterr().err
+
+
+async def test_a_call_between_pool_and_worker_always_ends(caplog):
+    async def refuse():
+        raise ValueError("no")
+
+    async def wait():
+        await asyncio.Event().wait()
+
+    pool, worker = [await Channel.open(end, {"refuse": refuse, "wait": wait}) for end in socket.socketpair()]
+    for method, reason in (("refuse", "ValueError: no"), ("unknown", "KeyError")):
+        with pytest.raises(Refusal, match=reason):
+            await pool.call(method)
+        assert f"calling {method} failed" in caplog.text
+    call = asyncio.create_task(pool.call("wait"))
+    await asyncio.sleep(0)
+    await worker.close()
+    with pytest.raises(ChannelClosed):
+        await call
+    with pytest.raises(ChannelClosed):
+        await pool.call("refuse")
+    await pool.close()

@@ -133,4 +133,4 @@ def cached_positions(F: Functions, x: Tensor, cache: Any) -> Any:
 
 def first_place(F: Functions, x: Tensor) -> Any:
     """Return the features of the first place, (batch, features), of (batch, length, features)."""
-    return F.Reshape(F.slice_axis(x, axis=1, begin=0, end=1), shape=(0, -1))
+    return F.squeeze(F.slice_axis(x, axis=1, begin=0, end=1), axis=1)

@@ -116,7 +116,7 @@ class RecomputeCandidates:
         return sum([self.values.sizes[value] for value in (*reads, *writes)])
 
     def measure(self, recomputed: Collection[int]) -> tuple[int, float]:
-        """Return the maximum number of live bytes at one step, and the approximate cost of recomputing these steps."""
+        """Return the peak memory in bytes and the approximate cost, if these steps are recomputed."""
         live_bytes, cost = self._live_bytes(recomputed)
         return max(live_bytes, default=0), cost
 

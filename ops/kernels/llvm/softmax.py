@@ -118,7 +118,7 @@ def bound_rows(
 def in_c_order(
     compute: Callable[[Sequence[Array], Sequence[Array]], bool], inputs: Sequence[Array], outputs: Sequence[Array]
 ) -> bool:
-    """Compute on arrays in C order, which are copies if necessary, so that results do not depend on the layout.
+    """Compute on arrays in C order, copied if necessary, so that results do not depend on the layout.
 
     Args:
         compute: the computation; returns False if it did nothing.

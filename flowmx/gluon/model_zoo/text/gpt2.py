@@ -17,7 +17,25 @@ from flowmx.ops.registry.tensors import Functions
 __all__ = ["GPT2", "GPT2LM"]
 
 
-class GPT2(HybridBlock):
+class _Decoder(HybridBlock):
+    """The calls of a causal decoder."""
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(self, tokens: A, padding: A | None = None, cache: None = None) -> A: ...
+
+        @overload
+        def __call__(
+            self, tokens: A, padding: A | None = None, *, cache: Sequence[Sequence[A]]
+        ) -> tuple[A, list[list[A]]]: ...
+
+    def __call__(self, tokens: Any, padding: Any = None, cache: Any = None) -> Any:
+        """Compute the outputs; see the class."""
+        return super().__call__(*without_nones(tokens, padding, cache))
+
+
+class GPT2(_Decoder):
     """The decoder-only network GPT-2 (Radford et al., Language Models are Unsupervised Multitask Learners, 2019).
 
     ``gpt2(tokens, padding, cache)``; the last two are optional:
@@ -71,27 +89,13 @@ class GPT2(HybridBlock):
         """Return an empty cache for each layer: see :meth:`MultiHeadAttention.begin_cache`."""
         return self.decoder.begin_cache(batch_size, max_length, dtype, ctx)
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __call__(self, tokens: A, padding: A | None = None, cache: None = None) -> A: ...
-
-        @overload
-        def __call__(
-            self, tokens: A, padding: A | None = None, *, cache: Sequence[Sequence[A]]
-        ) -> tuple[A, list[list[A]]]: ...
-
-    def __call__(self, tokens: Any, padding: Any = None, cache: Any = None) -> Any:
-        """Compute the features; see the class."""
-        return super().__call__(*without_nones(tokens, padding, cache))
-
     def hybrid_forward(self, F: Functions, tokens: Any, padding: Any = None, cache: Any = None) -> Any:
         x = self.words(tokens)
         x = self.positions(x) if cache is None else self.positions(x, cached_positions(F, x, cache[0]))
         return self.decoder(self.dropout(x), padding=padding, cache=cache)
 
 
-class GPT2LM(HybridBlock):
+class GPT2LM(_Decoder):
     """GPT-2 with the head that predicts the next token; its layer has the weights of the words' embedding.
 
     It takes the inputs of :class:`GPT2`, and returns the logits of each place, (batch, length, vocab_size); with a
@@ -127,20 +131,6 @@ class GPT2LM(HybridBlock):
     ) -> list[list[NDArray]]:
         """Return an empty cache for each layer: see :meth:`MultiHeadAttention.begin_cache`."""
         return self.gpt2.begin_cache(batch_size, max_length, dtype, ctx)
-
-    if TYPE_CHECKING:
-
-        @overload
-        def __call__(self, tokens: A, padding: A | None = None, cache: None = None) -> A: ...
-
-        @overload
-        def __call__(
-            self, tokens: A, padding: A | None = None, *, cache: Sequence[Sequence[A]]
-        ) -> tuple[A, list[list[A]]]: ...
-
-    def __call__(self, tokens: Any, padding: Any = None, cache: Any = None) -> Any:
-        """Compute the logits; see the class."""
-        return super().__call__(*without_nones(tokens, padding, cache))
 
     def hybrid_forward(self, F: Functions, tokens: Any, padding: Any = None, cache: Any = None) -> Any:
         if cache is None:

@@ -65,7 +65,7 @@ class ViT(HybridBlock):
                 self.pooler = nn.Dense(units, activation="tanh", in_units=units)
 
     def hybrid_forward(self, F: Functions, x: Tensor, *, token: Any) -> Any:
-        patches = F.transpose(F.Reshape(self.patches(x), shape=(0, 0, -1)), axes=(0, 2, 1))
+        patches = F.transpose(F.Reshape(self.patches(x), shape=(0, 0, -3)), axes=(0, 2, 1))
         token = F.broadcast_like(token, F.slice_axis(patches, axis=1, begin=0, end=1))
         x = self.encoder(self.dropout(self.positions(F.concat(token, patches, dim=1))))
         return x if self.pooler is None else (x, self.pooler(first_place(F, x)))
