@@ -111,6 +111,31 @@ def test_padding_with_a_cache_hides_the_start_of_a_prompt():
     np.testing.assert_allclose(out.asnumpy()[1, 2:], layer(data[1:, 2:]).asnumpy()[0], rtol=1e-9)
 
 
+def softmax(scores):
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_heads_of_queries_share_keys_and_see_a_window(hybridized):
+    options = {"num_key_heads": 1, "head_units": 6, "scale": 0.3, "score_cap": 1.5, "out_bias": False}
+    layer, x = attention(causal=True, window=2, **options), normal(BATCH, LENGTH, UNITS)
+    layer.hybridize(hybridized)
+    out = layer(*arrays(x)).asnumpy()
+    assert layer.key.weight.shape == (6, UNITS) and layer.out.bias is None
+    q, k, v = (dense(child, x) for child in (layer.query, layer.key, layer.value))
+    heads = [q[..., :6] @ k.swapaxes(1, 2), q[..., 6:] @ k.swapaxes(1, 2)]
+    distances = np.arange(LENGTH)[:, None] - np.arange(LENGTH)
+    visible = np.where((distances >= 0) & (distances < 2), 0, -np.inf)
+    mixed = [softmax(1.5 * np.tanh(each * 0.3 / 1.5) + visible) @ v for each in heads]
+    np.testing.assert_allclose(out, np.concatenate(mixed, axis=-1) @ layer.out.weight.data().asnumpy().T, rtol=1e-6)
+    cache, steps = layer.begin_cache(BATCH, LENGTH), []
+    for place in range(LENGTH):
+        step, cache = layer(*arrays(x[:, place : place + 1]), cache=cache)
+        steps.append(step.asnumpy())
+    np.testing.assert_allclose(np.concatenate(steps, axis=1), out, rtol=1e-6)
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rotations(interleaved):
     layer = nn.RotaryPositions(6, base=100, interleaved=interleaved)
@@ -252,6 +277,14 @@ def test_an_empty_batch(rotary, hybrid):
         (lambda: attention()(mx.nd.ones((2, 3, 8)), padding=mx.nd.ones((2, 4))), r"padding .* expected \(2, 3\)"),
         (lambda: attention()(mx.nd.ones((2, 3, 8)), mx.nd.ones((1, 3, 8))), r"key has shape .* expected \(2, 3, 8\)"),
         (lambda: attention().begin_cache(1, 0), "max_length 0, expected 1 or more"),
+        (
+            lambda: nn.MultiHeadAttention(8, 4, num_key_heads=3),
+            "num_heads is 4 and num_key_heads 3, expected a divisor",
+        ),
+        (lambda: nn.MultiHeadAttention(8, 2, window=4), "window is 4 and causal False, expected 1 or more"),
+        (lambda: nn.MultiHeadAttention(8, 3, head_units=0), "head_units is 0, expected 1 or more"),
+        (lambda: nn.RotaryPositions(4, scaling={"rope_type": "yarm"}), "rope_type is 'yarm', expected one of default"),
+        (lambda: nn.RotaryPositions(4, scaling={"type": "linear"}), "factor is None, expected a number above 0"),
         (lambda: nn.RotaryPositions(3), "size is 3, expected an even number"),
         (lambda: nn.RotaryPositions(4, base=0), "base is 0, expected a number above 0"),
         (lambda: nn.LearnedPositions(0, 4), "max_length is 0, expected 1 or more"),

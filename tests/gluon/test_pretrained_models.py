@@ -24,13 +24,17 @@ LENGTH = 9
 TEXTS, IMAGES = ("tokens", "types", "padding"), ("images",)
 INPUTS = {
     "bert": TEXTS, "bert_masked": TEXTS, "bert_classifier": TEXTS, "bert_answers": TEXTS, "gpt2": ("tokens", "padding"),
-    "vit": IMAGES, "vit_classifier": IMAGES,
+    "llama": ("tokens", "padding"), "qwen3": ("tokens", "padding"), "mistral": ("tokens",), "qwen2": ("tokens",),
+    "gemma3": ("tokens",), "vit": IMAGES, "vit_classifier": IMAGES,
 }  # fmt: skip
 CLASSES = {
     "bert": text.BERT, "bert_masked": text.BERTMaskedLM, "bert_classifier": text.BERTClassifier,
     "bert_answers": text.BERTTokenClassifier, "gpt2": text.GPT2LM, "vit": vision.ViT,
     "vit_classifier": vision.ViTClassifier,
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma3"), text.LlamaLM),
 }  # fmt: skip
+CAUSAL = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma3")
+"""The models that predict the next token. Rounding errors grow in Gemma's many normalizations."""
 SINGLE = [name for name in INPUTS if name not in ("bert", "vit")]
 """The models with one output."""
 
@@ -73,23 +77,24 @@ def test_outputs_are_those_of_hugging_face(name, hybridized):
     check(net(*inputs(name)), name)
 
 
+@pytest.mark.parametrize("name", CAUSAL)
 @pytest.mark.parametrize("hybridized", [False, True])
-def test_gpt2_with_a_cache_returns_the_same(hybridized):
-    net = from_pretrained(FOLDER / "gpt2")
+def test_a_cache_returns_the_same(name, hybridized):
+    net = from_pretrained(FOLDER / name)
     net.hybridize(hybridized)
-    tokens, padding = inputs("gpt2")
-    padding = mx.nd.concat(padding, mx.nd.ones((3, 3)), dim=1)
+    tokens, *padding = inputs(name)
+    padding = mx.nd.concat(padding[0], mx.nd.ones((3, 3)), dim=1) if padding else None
     cache, steps = net.begin_cache(3, LENGTH + 3), []
     for start, stop in [(0, 4), *((place, place + 1) for place in range(4, LENGTH))]:
         logits, cache = net(tokens[:, start:stop], padding, cache)
         steps.append(logits)
-    check(mx.nd.concat(*steps, dim=1), "gpt2")
+    check(mx.nd.concat(*steps, dim=1), name)
 
 
 def losses_of(net, name, hybridized=True):
     """Return the losses of ten steps."""
     net.hybridize(hybridized)
-    targets = EXPECTED["tokens" if name in ("bert_masked", "gpt2") else "labels"]
+    targets = EXPECTED["tokens" if name in ("bert_masked", *CAUSAL) else "labels"]
     data, labels = inputs(name), mx.nd.array(targets[: len(EXPECTED[INPUTS[name][0]])])
     entropy = mx.gluon.loss.SoftmaxCrossEntropyLoss()
     trainer = mx.gluon.Trainer(
@@ -99,7 +104,7 @@ def losses_of(net, name, hybridized=True):
     for _ in range(10):
         with mx.autograd.record():
             logits = net(*data)
-            if name == "gpt2":  # each token is predicted from those before it
+            if name in CAUSAL:  # each token is predicted from those before it
                 loss = entropy(logits[:, :-1].reshape((-1, 20)), labels[:, 1:].reshape((-1,))).mean()
             else:
                 loss = entropy(logits, labels).mean()
@@ -110,10 +115,10 @@ def losses_of(net, name, hybridized=True):
 
 
 @pytest.mark.parametrize("hybridized", [False, True])
-@pytest.mark.parametrize("name", ["bert_masked", "bert_classifier", "gpt2", "vit_classifier"])
+@pytest.mark.parametrize("name", ["bert_masked", "bert_classifier", *CAUSAL, "vit_classifier"])
 def test_training_has_the_losses_of_hugging_face(name, hybridized):
     losses = losses_of(from_pretrained(FOLDER / name), name, hybridized)
-    np.testing.assert_allclose(losses, EXPECTED[f"{name}.losses"], rtol=1e-5)
+    np.testing.assert_allclose(losses, EXPECTED[f"{name}.losses"], rtol=1e-4 if name == "gemma3" else 1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -124,7 +129,7 @@ def test_models_in_16_bits(name, dtype):
         net.hybridize(hybridized)
         out = net(*inputs(name, dtype))
         assert str(np.dtype(out.dtype)) == dtype
-        check(out, name, 0.02 if dtype == "float16" else 0.15)
+        check(out, name, (0.02 if dtype == "float16" else 0.15) * (2 if name == "gemma3" else 1))
 
 
 def test_files_in_bfloat16_make_models_in_bfloat16(tmp_path):
@@ -164,7 +169,7 @@ def test_mixed_precision_and_forks(name):
     data = [each.astype("float32") for each in data]
     net.hybridize()
     check(net(*data), name)
-    check(mx.amp.convert_hybrid_block(net, target_dtype="bfloat16")(*data), name, 0.1)
+    check(mx.amp.convert_hybrid_block(net, target_dtype="bfloat16")(*data), name, 0.2 if name == "gemma3" else 0.1)
     pid = os.fork()
     if not pid:
         try:

@@ -294,7 +294,10 @@ def attention(d, shape, keep):
     units = shape[1] if keep else heads * d.choice([2, 4])
     return None if units % heads or prod(shape) > LARGE else layer(
         "nn.MultiHeadAttention", units=units, num_heads=heads, use_bias=d.maybe(False, often=0.3),
-        causal=d.maybe(True), rotary=True if units // heads % 2 == 0 and d.often(0.3) else None,
+        causal=True if (near := d.often(0.3)) else d.maybe(True), window=2 if near else None,
+        rotary=True if units // heads % 2 == 0 and d.often(0.3) else None,
+        num_key_heads=1 if d.often(0.3) else None, score_cap=2.0 if d.often(0.2) else None,
+        norm_epsilon=1e-5 if d.often(0.2) else None,
     )  # fmt: skip
 
 
@@ -319,7 +322,8 @@ def learned_positions(d, shape, keep):
 @drawn("nn.RotaryPositions", 2)
 def rotary_positions(d, shape, keep):
     return None if shape[1] % 2 else layer(
-        "nn.RotaryPositions", size=shape[1], base=d.maybe(100.0), interleaved=d.maybe(True)
+        "nn.RotaryPositions", size=shape[1], base=d.maybe(100.0), interleaved=d.maybe(True),
+        scaling=d.maybe({"rope_type": "linear", "factor": 2.0}, often=0.3),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from flowmx.errors import ShapeError
 from flowmx.gluon.base_block import A
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.nn.basic_layers import Dense, Dropout
+from flowmx.gluon.nn.norm_layers import RMSNorm
 from flowmx.gluon.nn.positions import RotaryPositions, cached_positions, numbers
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.dtypes import DTypeLike
@@ -56,13 +57,22 @@ class MultiHeadAttention(HybridBlock):
         causal: hide later keys from each query.
         rotary: rotate queries and keys by their positions: True, or the arguments of
             :class:`RotaryPositions`, such as ``{"base": 500000}``.
+        num_key_heads: the number of heads of keys and values, each of which serves ``num_heads / num_key_heads`` heads
+            of queries (default: ``num_heads``; Ainslie et al., GQA, EMNLP 2023).
+        head_units: the number of features of a head (default: ``units / num_heads``).
+        window: with ``causal``, the number of last keys that a query sees (default: all).
+        scale: the factor of the products of queries and keys (default: ``1 / sqrt(head_units)``).
+        score_cap: bounds the scaled products: ``score_cap * tanh(products / score_cap)`` (default: no bound).
+        norm_epsilon: normalize each head of queries and of keys by :class:`RMSNorm` with this epsilon.
+        out_bias: add a bias to the outputs (default: ``use_bias``).
         weight_initializer: the initializer of the weights.
         bias_initializer: the initializer of the biases.
         in_units: the number of features of the query (default: inferred at the first call).
         **kwargs: ``prefix`` and ``params``.
 
     Raises:
-        ValueError: ``num_heads`` does not divide ``units``, or ``dropout`` is outside 0 to 1.
+        ValueError: ``num_heads`` does not divide ``units``, ``num_key_heads`` does not divide ``num_heads``, or another
+            number is out of range.
         ShapeError: an input's shape does not fit (when called).
         IndexError: the cache is full (when the output is read).
 
@@ -79,30 +89,36 @@ class MultiHeadAttention(HybridBlock):
     def __init__(
         self, units: int, num_heads: int, dropout: float = 0.0, use_bias: bool = True, causal: bool = False,
         rotary: bool | dict[str, Any] = False, weight_initializer: Any = None, bias_initializer: Any = "zeros",
-        in_units: int = 0, **kwargs: Any,
+        in_units: int = 0, num_key_heads: int | None = None, head_units: int | None = None, window: int | None = None,
+        scale: float | None = None, score_cap: float | None = None, norm_epsilon: float | None = None,
+        out_bias: bool | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
-        if num_heads < 1 or units < 1 or units % num_heads:
-            raise ValueError(
-                f"MultiHeadAttention: units is {units} and num_heads {num_heads}, expected a multiple of the number of "
-                "heads: change one of the two"
-            )
-        if not 0 <= dropout < 1:
-            raise ValueError(f"MultiHeadAttention: dropout is {dropout}, expected a probability from 0 to below 1")
+        key_heads = num_heads if num_key_heads is None else num_key_heads
+        _check_options(units, num_heads, key_heads, head_units, dropout, window, causal)
         super().__init__(**kwargs)
-        self._units, self._heads, self._causal = units, num_heads, causal
+        self._units, self._heads, self._key_heads, self._causal = units, num_heads, key_heads, causal
+        self._size = units // num_heads if head_units is None else head_units
+        self._scale = 1 / math.sqrt(self._size) if scale is None else scale
+        self._window, self._score_cap = window, score_cap
+        self._key_units = self._size * key_heads
         options = {
             "flatten": False, "use_bias": use_bias, "weight_initializer": weight_initializer,
             "bias_initializer": bias_initializer,
         }  # fmt: skip
+        out_options = options | ({} if out_bias is None else {"use_bias": out_bias})
         with self.name_scope():
-            self.query = Dense(units, in_units=in_units, prefix="query_", **options)
-            self.key = Dense(units, prefix="key_", **options)
-            self.value = Dense(units, prefix="value_", **options)
-            self.out = Dense(units, in_units=units, prefix="out_", **options)
+            self.query = Dense(self._size * num_heads, in_units=in_units, prefix="query_", **options)
+            self.key = Dense(self._key_units, prefix="key_", **options)
+            self.value = Dense(self._key_units, prefix="value_", **options)
+            self.out = Dense(units, in_units=self._size * num_heads, prefix="out_", **out_options)
             self.dropout = Dropout(dropout) if dropout else None
+            self.query_norm = self.key_norm = None
+            if norm_epsilon is not None:
+                self.query_norm = RMSNorm(epsilon=norm_epsilon, in_channels=self._size, prefix="query_norm_")
+                self.key_norm = RMSNorm(epsilon=norm_epsilon, in_channels=self._size, prefix="key_norm_")
             self.rotary = None
             if rotary:
-                self.rotary = RotaryPositions(units // num_heads, **({} if rotary is True else rotary))
+                self.rotary = RotaryPositions(self._size, **({} if rotary is True else rotary))
 
     def begin_cache(self, batch_size: int, max_length: int, dtype: DTypeLike = None, ctx: Any = None) -> list[NDArray]:
         """Return an empty cache for step-wise decoding.
@@ -117,7 +133,8 @@ class MultiHeadAttention(HybridBlock):
             ctx: the device (default: the current one).
 
         Returns:
-            Keys and values, (max_length, batch_size, units), and the number of positions in use, (1,), int32.
+            Keys and values, (max_length, batch_size, key heads · head units), and the number of positions in use,
+            (1,), int32.
 
         Raises:
             ValueError: a length is below 1.
@@ -126,7 +143,7 @@ class MultiHeadAttention(HybridBlock):
             raise ValueError(
                 f"begin_cache: batch_size is {batch_size} and max_length {max_length}, expected 1 or more of both"
             )
-        shape = (max_length, batch_size, self._units)
+        shape = (max_length, batch_size, self._key_units)
         dtype = self.out.weight.dtype if dtype is None else dtype
         arrays: list[NDArray] = [nd.zeros(shape, dtype=dtype, ctx=ctx) for _ in range(2)]
         arrays.append(nd.zeros((1,), dtype="int32", ctx=ctx))
@@ -162,28 +179,33 @@ class MultiHeadAttention(HybridBlock):
         value = key if value is None else value
         queries, keys, values = self.query(query), self.key(key), self.value(value)
         like, places, counted = queries, None, numbers(F, key, 1)
-        queries = self._split(F, queries)
+        queries, keys = self._normalize(F, queries, keys)
+        queries = self._split(F, queries, self._heads)
         if cache is None:
-            keys, values = self._split(F, keys), self._split(F, values)
+            keys, values = (self._split(F, each, self._key_heads) for each in (keys, values))
             if self.rotary is not None:
                 queries, keys = self.rotary(queries), self.rotary(keys)
         else:
             counted = numbers(F, cache[0], 0)
             places = cached_positions(F, query, cache)
             if self.rotary is not None:
-                queries, keys = self.rotary(queries, places), self._join(F, self.rotary(self._split(F, keys), places))
+                keys = self._join(F, self.rotary(self._split(F, keys, self._key_heads), places), self._key_heads)
+                queries = self.rotary(queries, places)
             cache = self._append(F, cache, places, keys, values)
-            keys, values = (self._split(F, F.transpose(each, axes=(1, 0, 2))) for each in cache[:2])
-        scores = F.batch_dot(queries * (1 / math.sqrt(self._units // self._heads)), keys, transpose_b=True)
+            keys, values = (self._split(F, F.transpose(each, axes=(1, 0, 2)), self._key_heads) for each in cache[:2])
+        keys, values = self._repeat(F, keys), self._repeat(F, values)
+        scores = F.batch_dot(queries * self._scale, keys, transpose_b=True)
+        if self._score_cap is not None:
+            scores = F.tanh(scores * (1 / self._score_cap)) * self._score_cap
         visible = self._visibility(F, query, mask, padding)
         if self._causal or places is not None:
-            causal = _causal(F, numbers(F, query, 1), counted, places)
+            causal = _causal(F, numbers(F, query, 1), counted, places, self._window)
             visible = causal if visible is None else F.broadcast_mul(visible, causal)
         if visible is not None:
             scores = F.broadcast_add(scores, F._internal._cast_like((visible - 1) * _HIDDEN, like))
         weights = F.softmax(scores, axis=-1)
         weights = weights if self.dropout is None else self.dropout(weights)
-        out = self.out(self._join(F, F.batch_dot(weights, values)))
+        out = self.out(self._join(F, F.batch_dot(weights, values), self._heads))
         return out if cache is None else (out, cache)
 
     @staticmethod
@@ -195,14 +217,28 @@ class MultiHeadAttention(HybridBlock):
         ]
         return [*arrays, F.slice_axis(places, axis=0, begin=-1, end=None) + 1]
 
-    def _split(self, F: Functions, x: Tensor) -> Any:
-        """Return (batch · heads, length, size) of (batch, length, units)."""
-        split = F.Reshape(x, shape=(0, 0, self._heads, self._units // self._heads))
+    def _normalize(self, F: Functions, queries: Any, keys: Any) -> tuple[Any, Any]:
+        """Normalize each head of queries and keys, (batch, length, features), if the layer has these normalizations."""
+        if self.query_norm is None or self.key_norm is None:
+            return queries, keys
+        heads = (F.Reshape(each, shape=(0, 0, -1, self._size)) for each in (queries, keys))
+        normalized = (norm(each) for norm, each in zip((self.query_norm, self.key_norm), heads, strict=True))
+        queries, keys = (F.Reshape(each, shape=(0, 0, -3)) for each in normalized)
+        return queries, keys
+
+    def _repeat(self, F: Functions, x: Any) -> Any:
+        """Return keys or values, (batch · heads, length, size), once for each head of queries."""
+        group = self._heads // self._key_heads
+        return x if group == 1 else F.repeat(x, repeats=group, axis=0)
+
+    def _split(self, F: Functions, x: Tensor, heads: int) -> Any:
+        """Return (batch · heads, length, size) of (batch, length, heads · size)."""
+        split = F.Reshape(x, shape=(0, 0, heads, self._size))
         return F.Reshape(F.transpose(split, axes=(0, 2, 1, 3)), shape=(-3, 0, 0))
 
-    def _join(self, F: Functions, x: Tensor) -> Any:
-        """Return (batch, length, units) of (batch · heads, length, size)."""
-        split = F.Reshape(x, shape=(-4, -1, self._heads, 0, 0))
+    def _join(self, F: Functions, x: Tensor, heads: int) -> Any:
+        """Return (batch, length, heads · size) of (batch · heads, length, size)."""
+        split = F.Reshape(x, shape=(-4, -1, heads, 0, 0))
         return F.Reshape(F.transpose(split, axes=(0, 2, 1, 3)), shape=(0, 0, -3))
 
     def _visibility(self, F: Functions, query: Any, mask: Any, padding: Any) -> Any:
@@ -222,20 +258,50 @@ class MultiHeadAttention(HybridBlock):
         return f"{type(self).__name__}({self._units}, num_heads={self._heads}, causal={self._causal})"
 
 
-def _causal(F: Functions, rows: Any, columns: Any, places: Any) -> Any:
-    """Return 1 where a key is not later than a query, else 0: (1, query length, key length), float32.
+def _causal(F: Functions, rows: Any, columns: Any, places: Any, window: int | None) -> Any:
+    """Return 1 where a query sees a key, else 0: (1, query length, key length), float32.
 
     Args:
         F: as for ``hybrid_forward``.
         rows: the numbers of the queries.
         columns: the numbers of the keys.
         places: the positions of the queries among the keys; None if the last of both are at the same position.
+        window: the number of last keys that a query sees; None for all.
     """
     if places is None:
         rows, columns = (F.reverse(each, axis=0) for each in (rows, columns))
-        return F.broadcast_greater_equal(F.Reshape(columns, shape=(1, 1, -1)), F.Reshape(rows, shape=(1, -1, 1)))
-    rows = F.Reshape(F.Cast(places, dtype="float32"), shape=(1, -1, 1))
-    return F.broadcast_lesser_equal(F.Reshape(columns, shape=(1, 1, -1)), rows)
+        rows, columns = F.Reshape(columns, shape=(1, 1, -1)), F.Reshape(rows, shape=(1, -1, 1))
+    else:
+        rows, columns = (
+            F.Reshape(F.Cast(places, dtype="float32"), shape=(1, -1, 1)),
+            F.Reshape(columns, shape=(1, 1, -1)),
+        )
+    visible = F.broadcast_greater_equal(rows, columns)
+    return visible if window is None else F.broadcast_mul(visible, F.broadcast_lesser(rows, columns + window))
+
+
+def _check_options(
+    units: int, heads: int, key_heads: int, size: int | None, dropout: float, window: int | None, causal: bool
+) -> None:
+    """Raise a ValueError if arguments of MultiHeadAttention contradict each other."""
+    if heads < 1 or units < 1 or (size is None and units % heads):
+        raise ValueError(
+            f"MultiHeadAttention: units is {units} and num_heads {heads}, expected a multiple of the number of "
+            "heads: change one of the two"
+        )
+    if key_heads < 1 or heads % key_heads:
+        raise ValueError(
+            f"MultiHeadAttention: num_heads is {heads} and num_key_heads {key_heads}, expected a divisor of the number "
+            "of heads"
+        )
+    if size is not None and size < 1:
+        raise ValueError(f"MultiHeadAttention: head_units is {size}, expected 1 or more")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"MultiHeadAttention: dropout is {dropout}, expected a probability from 0 to below 1")
+    if window is not None and (window < 1 or not causal):
+        raise ValueError(
+            f"MultiHeadAttention: window is {window} and causal {causal}, expected 1 or more, and causal=True"
+        )
 
 
 def _check(block: MultiHeadAttention, inputs: Mapping[str, object], cache: Any) -> None:

@@ -61,8 +61,19 @@ class SwiGLU(GLU):
 class GEGLU(GLU):
     """A :class:`GLU` with :class:`GELU` in place of the sigmoid: ``a * gelu(b)``.
 
-    Shazeer, GLU Variants Improve Transformer, 2020. Its arguments, shapes and errors are those of GLU.
+    Shazeer, GLU Variants Improve Transformer, 2020. Its shapes and errors are those of GLU.
+
+    Args:
+        axis: the axis.
+        approximation: as for :class:`GELU`.
+        **kwargs: ``prefix`` and ``params``.
     """
 
+    def __init__(self, axis: int = -1, approximation: str = "erf", **kwargs: Unpack[BlockOptions]) -> None:
+        if approximation not in ("erf", "tanh"):
+            raise ValueError(f"GEGLU: approximation is {approximation!r}, expected 'erf' or 'tanh'")
+        super().__init__(axis, **kwargs)
+        self._approximation = approximation
+
     def _activate(self, F: Functions, gate: Tensor) -> Tensor:
-        return F.LeakyReLU(gate, act_type="gelu")
+        return F.gelu_tanh(gate) if self._approximation == "tanh" else F.LeakyReLU(gate, act_type="gelu")

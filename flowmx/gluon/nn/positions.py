@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from flowmx.gluon.hybrid import HybridBlock
+from flowmx.gluon.nn.rotary_scaling import scaling_of
 from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = ["LearnedPositions", "RotaryPositions"]
@@ -70,22 +72,30 @@ class RotaryPositions(HybridBlock):
         base: determines the slowest rotation.
         interleaved: a pair is two neighbors, as in the paper and GPT-J; otherwise the features ``i`` and ``i + size /
             2``, as in GPT-NeoX and LLaMA.
+        scaling: slows the rotations down for texts that are longer than those of the first training: a dict with a
+            ``rope_type`` and its numbers under Hugging Face's names. ``"linear"`` has a ``factor``; ``"llama3"`` also
+            ``low_freq_factor``, ``high_freq_factor`` and ``original_max_position_embeddings``; ``"yarn"`` (Peng et al.,
+            2023) that, and optionally ``beta_fast``, ``beta_slow`` and ``attention_factor``.
         **kwargs: ``prefix`` and ``params``.
 
     Raises:
-        ValueError: the size is odd or below 2, or the base is not above 0.
+        ValueError: the size is odd or below 2, the base is not above 0, or the scaling is unknown or incomplete.
     """
 
-    def __init__(self, size: int, base: float = 10000.0, interleaved: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, size: int, base: float = 10000.0, interleaved: bool = False,
+        scaling: Mapping[str, object] | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
         if size < 2 or size % 2:
             raise ValueError(f"RotaryPositions: size is {size}, expected an even number of features, 2 or more")
         if base <= 0:
             raise ValueError(f"RotaryPositions: base is {base}, expected a number above 0")
         super().__init__(**kwargs)
         self._size, self._base, self._interleaved = size, base, interleaved
+        self._scaling = scaling_of(scaling, size, base)
 
     def hybrid_forward(self, F: Functions, x: Tensor, positions: Any = None) -> Any:
-        cosine, sine = self._waves(F, x, positions)
+        cosine, sine = self.waves(F, x, positions)
         if self._interleaved:
             pairs = F.Reshape(x, shape=(0, 0, self._size // 2, 2))
             one, other = (
@@ -101,8 +111,14 @@ class RotaryPositions(HybridBlock):
             return F.Reshape(F.stack(*turned, axis=3), shape=(0, 0, -3))
         return F.concat(*turned, dim=2)
 
-    def _waves(self, F: Functions, x: Tensor, positions: Any) -> list[Any]:
-        """Return cosines and sines of the angles, (1, length, size / 2), in the dtype of ``x``."""
+    def waves(self, F: Functions, x: Tensor, positions: Any) -> list[Any]:
+        """Return cosines and sines of the angles, (1, length, size / 2), in the dtype of ``x``.
+
+        Args:
+            F: as for ``hybrid_forward``.
+            x: the features.
+            positions: their positions; None for 0, 1, ...
+        """
         column = F.slice_axis(F.slice_axis(x, axis=0, begin=0, end=1), axis=2, begin=0, end=1)
         if positions is None:
             positions = F.contrib.arange_like(F.Cast(column, dtype="float32"), axis=1)
@@ -110,10 +126,12 @@ class RotaryPositions(HybridBlock):
         row = F.slice_axis(F.slice_axis(x, axis=0, begin=0, end=1), axis=1, begin=0, end=1)
         row = F.slice_axis(row, axis=2, begin=0, end=self._size // 2)
         indices = F.contrib.arange_like(F.Cast(row, dtype="float32"), axis=2)
-        speeds = F.exp(indices * (-2 * math.log(self._base) / self._size))
+        speeds = self._scaling.scaled(F, F.exp(indices * (-2 * math.log(self._base) / self._size)), indices)
         angles = F.broadcast_mul(positions, F.Reshape(speeds, shape=(1, 1, -1)))
         like = F._internal._cast_like
-        return [like(F.cos(angles), x), like(F.sin(angles), x)]
+        amplitude = self._scaling.amplitude
+        waves = [F.cos(angles), F.sin(angles)]
+        return [like(wave if amplitude == 1 else wave * amplitude, x) for wave in waves]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._size}, base={self._base:g}, interleaved={self._interleaved})"

@@ -10,8 +10,18 @@ import numpy as np
 
 from flowmx.errors import ShapeError
 from flowmx.gluon.hybrid import HybridBlock
+from flowmx.gluon.model_zoo.huggingface import llama
 from flowmx.gluon.model_zoo.huggingface.folder import Arrays, Config
-from flowmx.gluon.model_zoo.text import BERT, GPT2, GPT2LM, BERTClassifier, BERTMaskedLM, BERTTokenClassifier
+from flowmx.gluon.model_zoo.text import (
+    BERT,
+    GPT2,
+    GPT2LM,
+    BERTClassifier,
+    BERTMaskedLM,
+    BERTTokenClassifier,
+    Llama,
+    LlamaLM,
+)
 from flowmx.gluon.model_zoo.vision.vit import ViT, ViTClassifier
 from flowmx.ops.registry.operators import Shape
 
@@ -34,6 +44,7 @@ class Family(NamedTuple):
         options: returns the arguments of a class for a config.
         arrange: changes arrays in place, so that each is the value of one parameter.
         ignored: matches names of arrays that a model may leave unread: heads, and values that are computed.
+        head_options: returns further arguments of a class with a head for a config.
     """
 
     body: str
@@ -45,6 +56,7 @@ class Family(NamedTuple):
     options: Callable[[Config], dict[str, Any]]
     arrange: Callable[[Arrays], None]
     ignored: re.Pattern[str]
+    head_options: Callable[[Config], dict[str, Any]] = lambda config: {}
 
     def arrays(self, source: Arrays) -> Arrays:
         """Rename arrays as in a model without a head, and arrange each as one parameter."""
@@ -237,5 +249,38 @@ _VIT = Family(
     architectures={"ViTModel": ViT, "ViTForImageClassification": ViTClassifier},
     inputs=_vit_inputs, options=_vit_options, arrange=_arrange_vit, ignored=re.compile(r"(pooler|classifier)\..*"),
 )  # fmt: skip
-FAMILIES = {"bert": _BERT, "gpt2": _GPT2, "vit": _VIT}
+
+
+def _llama_family(
+    name: str, options: Callable[[Config], dict[str, Any]], arrange: Callable[[Arrays], None] = llama.arrange,
+    norms: Names = llama.NORMS, architecture: str = "ForCausalLM", tied: bool = False,
+) -> Family:  # fmt: skip
+    """Return the family of a relative of Llama.
+
+    Args:
+        name: the beginning of the names of its architectures.
+        options: returns the arguments of ``Llama``.
+        arrange: see :class:`Family`.
+        norms: the names of the normalizations.
+        architecture: the end of the name of the architecture with a head.
+        tied: whether the head has the weights of the embedding if the config does not specify it.
+    """
+    return Family(
+        body="llama", prefix="model.", names={**llama.NAMES, **norms},
+        heads={Llama: {}, LlamaLM: {"output": "lm_head"}},
+        architectures={f"{name}{architecture}": LlamaLM, f"{name}Model": Llama},
+        inputs=lambda config: dict.fromkeys(("tokens", "padding"), (0, 0)), options=options, arrange=arrange,
+        ignored=llama.IGNORED, head_options=lambda config: llama.head_options(config, tied),
+    )  # fmt: skip
+
+
+FAMILIES = {
+    "bert": _BERT, "gpt2": _GPT2, "vit": _VIT, "llama": _llama_family("Llama", llama.llama_options),
+    "mistral": _llama_family("Mistral", llama.mistral_options), "qwen2": _llama_family("Qwen2", llama.qwen2_options),
+    "qwen3": _llama_family("Qwen3", llama.qwen3_options),
+    "gemma3_text": _llama_family("Gemma3", llama.gemma3_options, llama.arrange_gemma3, llama.GEMMA3_NORMS, tied=True),
+    "gemma3": _llama_family(
+        "Gemma3", llama.gemma3_options, llama.arrange_gemma3, llama.GEMMA3_NORMS, "ForConditionalGeneration", True,
+    ),
+}  # fmt: skip
 """The families by Hugging Face's ``model_type``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +17,7 @@ Arrays = dict[str, Array]
 _CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _COUNT, _PROBABILITY = "an integer of 1 or more", "a probability from 0 to below 1"
+_NUMBER = "a number above 0"
 _EPSILON = "a number above 0 and below 1"
 _MAX_JSON = 64 << 20
 """The maximum size in bytes of a JSON file; an index of a thousand layers takes one MB."""
@@ -45,21 +47,37 @@ class Config:
         """Return a number from 0 to below 1; see :meth:`text`."""
         value = self._value(name, default, (int, float), _PROBABILITY)
         if not 0 <= value < 1:
-            self._refuse(name, _PROBABILITY)
+            self.refuse(name, _PROBABILITY)
         return float(value)
 
     def epsilon(self, name: str, default: float) -> float:
         """Return a number above 0 and below 1; see :meth:`text`."""
         value = self._value(name, default, (int, float), _EPSILON)
         if not 0 < value < 1:
-            self._refuse(name, _EPSILON)
+            self.refuse(name, _EPSILON)
         return float(value)
+
+    def number(self, name: str, default: float | None) -> float | None:
+        """Return a number above 0, or a default for a missing or null value; see :meth:`text`."""
+        value: float | None = self._value(name, default, (int, float), _NUMBER)
+        if value is not None and not 0 < value < math.inf:
+            self.refuse(name, _NUMBER)
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Return true or false; see :meth:`text`."""
+        value: bool = self._value(name, default, bool, "true or false")
+        return value
+
+    def part(self, name: str) -> Config:
+        """Return the object with this name as a config; an empty one if it is missing or null; see :meth:`text`."""
+        return Config(self._value(name, {}, dict, "an object"), f"{self.source}: {name}")
 
     def count(self, name: str, default: int) -> int:
         """Return an integer of 1 or more; see :meth:`text`."""
         value: int = self._value(name, default, int, _COUNT)
         if value < 1:
-            self._refuse(name, _COUNT)
+            self.refuse(name, _COUNT)
         return value
 
     def choice(self, name: str, default: str, choices: dict[str, str]) -> str:
@@ -70,7 +88,7 @@ class Config:
         """
         value = self.text(name, default)
         if value not in choices:
-            self._refuse(name, f"one of {', '.join(choices)}")
+            self.refuse(name, f"one of {', '.join(choices)}")
         return choices[value]
 
     def expect(self, **values: Any) -> None:
@@ -81,17 +99,18 @@ class Config:
         """
         for name, value in values.items():
             if self.values.get(name, value) != value:
-                self._refuse(name, f"{value!r}: nothing else is supported")
+                self.refuse(name, f"{value!r}: nothing else is supported")
 
     def _value(self, name: str, default: Any, kinds: type | tuple[type, ...], expected: str) -> Any:
         value = self.values.get(name)
         if value is None:
             return default
         if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
-            self._refuse(name, expected)
+            self.refuse(name, expected)
         return value
 
-    def _refuse(self, name: str, expected: str) -> NoReturn:
+    def refuse(self, name: str, expected: str) -> NoReturn:
+        """Raise a DataError that says what was expected."""
         raise DataError(f"{self.source}: {name} is {repr(self.values.get(name))[:80]}, expected {expected}")
 
 

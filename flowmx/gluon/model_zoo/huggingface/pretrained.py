@@ -43,7 +43,10 @@ def from_pretrained(
     folder: str | os.PathLike[str], model: type[HybridBlock] | None = None, ctx: Contexts = None, dtype: Any = None,
     **options: Any,
 ) -> Any:  # fmt: skip
-    """Return a model with the weights in a folder of Hugging Face's Transformers: BERT, GPT-2 or ViT.
+    """Return a model with the weights in a folder of Hugging Face's Transformers.
+
+    The models are BERT, GPT-2, ViT, and Llama with its relatives SmolLM2, TinyLlama, Mistral, Qwen 2, Qwen 3 and
+    Gemma 3.
 
     The folder has ``config.json``, and ``model.safetensors``, its shards with ``model.safetensors.index.json``, or
     ``pytorch_model.bin``. Tokenizers are not read, and nothing is downloaded.
@@ -137,6 +140,8 @@ def _options(kind: type[HybridBlock], config: Config, family: Family, arrays: Ar
         raise DataError(
             f"{config.source}: the model has {options['num_layers']} layers, but the folder only {len(arrays)} arrays"
         )
+    if kind is not family.body_class:
+        options |= family.head_options(config)
     if "classes" in takes:
         options["classes"] = classes(config)
     if config.values.get("classifier_dropout") is not None and "head_dropout" in takes:

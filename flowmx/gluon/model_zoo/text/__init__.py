@@ -8,5 +8,6 @@ Example:
 
 from flowmx.gluon.model_zoo.text.bert import BERT, BERTClassifier, BERTMaskedLM, BERTTokenClassifier
 from flowmx.gluon.model_zoo.text.gpt2 import GPT2, GPT2LM
+from flowmx.gluon.model_zoo.text.llama import Llama, LlamaLM
 
-__all__ = ["BERT", "GPT2", "GPT2LM", "BERTClassifier", "BERTMaskedLM", "BERTTokenClassifier"]
+__all__ = ["BERT", "GPT2", "GPT2LM", "BERTClassifier", "BERTMaskedLM", "BERTTokenClassifier", "Llama", "LlamaLM"]
