@@ -33,6 +33,11 @@ EXAMPLES = {
         'contrib.edge_id(A([[0, 5], [6, 0]]).tostype("csr"), A([0, 0]), A([0, 1])) -> [-1., 5.]'
     ),
     "_contrib_getnnz": "contrib.getnnz(A([[0, 1], [2, 3]]), axis=1) -> array([1, 2], dtype=int64)",
+    "_contrib_paged_attention": (
+        'contrib.paged_attention(A([[2], [3]]), A([[0], [0]]), A([[4], [6]]), A([0, 1], dtype="int32"), '
+        'A([0, 1], dtype="int32"), A([0, 0], dtype="int32"), A([[0]], dtype="int32"), mx.nd.zeros((1, 2, 1, 1, 2)), '
+        "layer=0, page_size=2) -> [[4.], [5.]]"
+    ),
     "_sparse_retain": "sparse.retain(A([[1], [2], [3]]), A([0, 2])) -> [[1.], [0.], [3.]]",
     "_contrib_div_sqrt_dim": "contrib.div_sqrt_dim(A([[2, 4, 6, 8]])) -> [[1., 2., 3., 4.]]",
     "_copy": "identity(A([1, 2])) -> [1., 2.]",

@@ -63,6 +63,7 @@ ELSEWHERE: dict[str, str] = {
         ],
         "on csr matrices alone: tests/ops/test_graph_operators.py",
     ),
+    "_contrib_paged_attention": "on a cache: tests/ops/test_paged_attention.py",
     "_contrib_boolean_mask": "its shape is unknown before the call: tests/gluon/test_like_mxnet_gluon.py",
     **dict.fromkeys(
         ["_pack_Convolution", "_pack_FullyConnected"], "made by the packing pass: tests/graph/test_weight_packing.py"

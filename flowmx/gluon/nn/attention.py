@@ -12,6 +12,7 @@ from flowmx.gluon.base_block import A
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.nn.basic_layers import Dense, Dropout
 from flowmx.gluon.nn.norm_layers import RMSNorm
+from flowmx.gluon.nn.paged import PagedCache
 from flowmx.gluon.nn.positions import RotaryPositions, cached_positions, numbers
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.dtypes import DTypeLike
@@ -216,6 +217,37 @@ class MultiHeadAttention(HybridBlock):
             for old, new in ((cache[0], keys), (cache[1], values))
         ]
         return [*arrays, F.slice_axis(places, axis=0, begin=-1, end=None) + 1]
+
+    def attend_pages(self, x: Any, pages: PagedCache, layer: int) -> Any:
+        """Return the output of self-attention for the tokens of a decode step.
+
+        Args:
+            x: (tokens, features).
+            pages: the cache, into which their keys and values are written.
+            layer: the index of the layer in the cache.
+
+        Raises:
+            ValueError: the layer is not causal, or rotates neighbors.
+        """
+        if not self._causal or (self.rotary is not None and self.rotary.interleaved):
+            raise ValueError(
+                f"MultiHeadAttention {self.name!r}: a paged cache needs causal=True, and no interleaved rotary "
+                "positions"
+            )
+        queries, keys, values = self.query(x), self.key(x), self.value(x)
+        if self.query_norm is not None:
+            heads = [pages.F.expand_dims(each, axis=0) for each in (queries, keys)]
+            queries, keys = (pages.F.Reshape(each, shape=(-3, 0)) for each in self._normalize(pages.F, *heads))
+        out = pages.attend(
+            queries, keys, values, layer, self.rotary, scale=self._scale, window=self._window or 0,
+            score_cap=self._score_cap or 0.0,
+        )  # fmt: skip
+        return self.out(out)
+
+    @property
+    def page_heads(self) -> tuple[int, int]:
+        """The number of heads of keys and values, and the features of each, for a paged cache."""
+        return self._key_heads, self._size
 
     def _normalize(self, F: Functions, queries: Any, keys: Any) -> tuple[Any, Any]:
         """Normalize each head of queries and keys, (batch, length, features), if the layer has these normalizations."""

@@ -78,6 +78,11 @@ class RotaryPositions(HybridBlock):
             2023) that, and optionally ``beta_fast``, ``beta_slow`` and ``attention_factor``.
         **kwargs: ``prefix`` and ``params``.
 
+    Attributes:
+        size: the number of features.
+        interleaved: whether a pair is two neighbors.
+        key: equal for layers that rotate by the same angles.
+
     Raises:
         ValueError: the size is odd or below 2, the base is not above 0, or the scaling is unknown or incomplete.
     """
@@ -91,13 +96,14 @@ class RotaryPositions(HybridBlock):
         if base <= 0:
             raise ValueError(f"RotaryPositions: base is {base}, expected a number above 0")
         super().__init__(**kwargs)
-        self._size, self._base, self._interleaved = size, base, interleaved
+        self.size, self._base, self.interleaved = size, base, interleaved
+        self.key = (size, base, interleaved, *sorted((scaling or {}).items()))
         self._scaling = scaling_of(scaling, size, base)
 
     def hybrid_forward(self, F: Functions, x: Tensor, positions: Any = None) -> Any:
         cosine, sine = self.waves(F, x, positions)
-        if self._interleaved:
-            pairs = F.Reshape(x, shape=(0, 0, self._size // 2, 2))
+        if self.interleaved:
+            pairs = F.Reshape(x, shape=(0, 0, self.size // 2, 2))
             one, other = (
                 F.Reshape(F.slice_axis(pairs, axis=3, begin=index, end=index + 1), shape=(0, 0, -3)) for index in (0, 1)
             )
@@ -107,7 +113,7 @@ class RotaryPositions(HybridBlock):
             F.broadcast_sub(F.broadcast_mul(one, cosine), F.broadcast_mul(other, sine)),
             F.broadcast_add(F.broadcast_mul(other, cosine), F.broadcast_mul(one, sine)),
         )
-        if self._interleaved:
+        if self.interleaved:
             return F.Reshape(F.stack(*turned, axis=3), shape=(0, 0, -3))
         return F.concat(*turned, dim=2)
 
@@ -124,9 +130,9 @@ class RotaryPositions(HybridBlock):
             positions = F.contrib.arange_like(F.Cast(column, dtype="float32"), axis=1)
         positions = F.Reshape(F.Cast(positions, dtype="float32"), shape=(1, -1, 1))
         row = F.slice_axis(F.slice_axis(x, axis=0, begin=0, end=1), axis=1, begin=0, end=1)
-        row = F.slice_axis(row, axis=2, begin=0, end=self._size // 2)
+        row = F.slice_axis(row, axis=2, begin=0, end=self.size // 2)
         indices = F.contrib.arange_like(F.Cast(row, dtype="float32"), axis=2)
-        speeds = self._scaling.scaled(F, F.exp(indices * (-2 * math.log(self._base) / self._size)), indices)
+        speeds = self._scaling.scaled(F, F.exp(indices * (-2 * math.log(self._base) / self.size)), indices)
         angles = F.broadcast_mul(positions, F.Reshape(speeds, shape=(1, 1, -1)))
         like = F._internal._cast_like
         amplitude = self._scaling.amplitude
@@ -134,7 +140,7 @@ class RotaryPositions(HybridBlock):
         return [like(wave if amplitude == 1 else wave * amplitude, x) for wave in waves]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._size}, base={self._base:g}, interleaved={self._interleaved})"
+        return f"{type(self).__name__}({self.size}, base={self._base:g}, interleaved={self.interleaved})"
 
 
 def numbers(F: Functions, x: Tensor, axis: int) -> Any:

@@ -13,6 +13,7 @@ from flowmx.gluon.nn.attention import MultiHeadAttention
 from flowmx.gluon.nn.basic_layers import Dense, Dropout, HybridSequential
 from flowmx.gluon.nn.gated import GEGLU, GLU, SwiGLU
 from flowmx.gluon.nn.norm_layers import LayerNorm, RMSNorm
+from flowmx.gluon.nn.paged import PagedCache
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.dtypes import DTypeLike
 from flowmx.ops.registry.tensors import Functions, Tensor
@@ -74,6 +75,11 @@ class _TransformerLayer(HybridBlock):
         out = self.attention(self._before(0, x), mask=mask, padding=padding, cache=cache)
         out, cache = (out, None) if cache is None else out
         return self._after(0, x, out), cache
+
+    def attend_pages(self, x: Any, pages: PagedCache, layer: int) -> Any:
+        """Return the features of the tokens of a decode step: see :meth:`MultiHeadAttention.attend_pages`."""
+        x = self._after(0, x, self.attention.attend_pages(self._before(0, x), pages, layer))
+        return self._feed_forward(1, x)
 
     def _feed_forward(self, index: int, x: Any) -> Any:
         """Apply the feed-forward network, the sublayer with this index."""

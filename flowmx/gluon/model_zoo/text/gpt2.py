@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from flowmx.gluon import nn
 from flowmx.gluon.base_block import A
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.model_zoo.calls import without_nones
+from flowmx.gluon.nn.paged import PagedCache
 from flowmx.gluon.nn.positions import cached_positions
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.dtypes import DTypeLike
@@ -94,6 +95,15 @@ class GPT2(_Decoder):
         x = self.positions(x) if cache is None else self.positions(x, cached_positions(F, x, cache[0]))
         return self.decoder(self.dropout(x), padding=padding, cache=cache)
 
+    def attend_pages(self, tokens: Any, pages: PagedCache) -> Any:
+        """Return the features (tokens, units) of the tokens (tokens,) of a decode step."""
+        F = pages.F
+        x = F.Reshape(self.positions(F.expand_dims(self.words(tokens), axis=0), pages.positions), shape=(-3, 0))
+        for index, layer in enumerate(cast("Sequence[nn.TransformerEncoderLayer]", self.decoder.layers)):
+            x = layer.attend_pages(x, pages, index)
+        assert self.decoder.norm is not None
+        return self.decoder.norm(x)
+
 
 class GPT2LM(_Decoder):
     """GPT-2 with the head that predicts the next token; its layer has the weights of the words' embedding.
@@ -137,3 +147,17 @@ class GPT2LM(_Decoder):
             return self.output(self.gpt2(tokens, padding))
         x, cache = self.gpt2(tokens, padding, cache)
         return self.output(x), cache
+
+    @property
+    def page_heads(self) -> list[tuple[int, int]]:
+        """The number of heads of keys and values of each layer, and the features of each, for a paged cache."""
+        layers = cast("Sequence[nn.TransformerEncoderLayer]", self.gpt2.decoder.layers)
+        return [layer.attention.page_heads for layer in layers]
+
+    def attend_pages(self, tokens: Any, pages: PagedCache) -> Any:
+        """Return the features of the tokens of a decode step: see :meth:`GPT2.attend_pages`."""
+        return self.gpt2.attend_pages(tokens, pages)
+
+    def predict(self, F: Functions, x: Any) -> Any:
+        """Return the logits of features."""
+        return self.output(x)

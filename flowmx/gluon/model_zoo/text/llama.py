@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from flowmx.errors import ParameterError
 from flowmx.gluon import nn
 from flowmx.gluon.base_block import A
 from flowmx.gluon.hybrid import HybridBlock, Layer
 from flowmx.gluon.model_zoo.calls import without_nones
+from flowmx.gluon.nn.paged import PagedCache
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.dtypes import DTypeLike
 from flowmx.ops.registry.tensors import Functions
@@ -90,6 +91,10 @@ class LlamaLayer(HybridBlock):
         out, following = (out, None) if cache is None else out
         x = self.finish(x, out)
         return x if cache is None else (x, following)
+
+    def attend_pages(self, x: Any, pages: PagedCache, layer: int) -> Any:
+        """Return the features of the tokens of a decode step: see :meth:`MultiHeadAttention.attend_pages`."""
+        return self.finish(x, self.attention.attend_pages(self.attention_norm(x), pages, layer))
 
     def finish(self, x: Any, out: Any) -> Any:
         """Return the output of the layer for its input and the output of its attention."""
@@ -199,6 +204,13 @@ class Llama(HybridBlock):
         x = self.norm(x)
         return x if cache is None else (x, following)
 
+    def attend_pages(self, tokens: Any, pages: PagedCache) -> Any:
+        """Return the features (tokens, units) of the tokens (tokens,) of a decode step."""
+        x, layers = self.embed(tokens), cast("Sequence[LlamaLayer]", self.layers)
+        for index, layer in enumerate(layers):
+            x = layer.attend_pages(x, pages, index)
+        return self.norm(x)
+
     def embed(self, tokens: Any) -> Any:
         """Return the features of tokens before the first layer."""
         x = self.words(tokens)
@@ -264,6 +276,16 @@ class LlamaLM(HybridBlock):
             return self.predict(F, self.llama(tokens, padding))
         x, cache = self.llama(tokens, padding, cache)
         return self.predict(F, x), cache
+
+    @property
+    def page_heads(self) -> list[tuple[int, int]]:
+        """The number of heads of keys and values of each layer, and the features of each, for a paged cache."""
+        layers = cast("Sequence[LlamaLayer]", self.llama.layers)
+        return [layer.attention.page_heads for layer in layers]
+
+    def attend_pages(self, tokens: Any, pages: PagedCache) -> Any:
+        """Return the features of the tokens of a decode step: see :meth:`Llama.attend_pages`."""
+        return self.llama.attend_pages(tokens, pages)
 
     def predict(self, F: Functions, x: Any) -> Any:
         """Return the logits of features."""

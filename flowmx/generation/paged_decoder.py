@@ -1,0 +1,200 @@
+"""A causal language model with a paged cache: it computes decode steps of many sequences at once."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray as HostArray
+
+from flowmx import ndarray as nd
+from flowmx.devices import Context, current_context
+from flowmx.errors import ArgumentKindError, ParameterError, ShapeError
+from flowmx.generation.step_batch import StepBatch
+from flowmx.gluon.hybrid import HybridBlock
+from flowmx.gluon.nn.paged import PagedCache
+from flowmx.ndarray import NDArray
+from flowmx.ops.nn.paged_attention import cache_shape
+from flowmx.ops.registry.dtypes import DTypeLike, as_dtype, name_of
+from flowmx.ops.registry.tensors import Functions
+
+__all__ = ["PagedDecoder", "PagedModel"]
+
+_DTYPES = ("float32", "float16", "bfloat16", "int8")
+_SMALL = 16
+"""The maximum number of tokens of a step that counts as a small one."""
+
+
+class PagedModel(Protocol):
+    """The methods of a network that a :class:`PagedDecoder` needs, besides those of a ``HybridBlock``."""
+
+    @property
+    def page_heads(self) -> list[tuple[int, int]]:
+        """The number of heads of keys and values of each layer, and the features of each."""
+
+    def attend_pages(self, tokens: Any, pages: PagedCache) -> Any:
+        """Return the features (tokens, units) of the tokens (tokens,) of a decode step."""
+
+    def predict(self, F: Functions, x: Any) -> Any:
+        """Return the logits of features."""
+
+
+class _Step(HybridBlock):
+    """A decode step: the logits of some of its tokens."""
+
+    def __init__(self, net: HybridBlock, page_size: int) -> None:
+        super().__init__()
+        self.net = net
+        self._page_size = page_size
+
+    def hybrid_forward(
+        self, F: Functions, tokens: Any, positions: Any, slots: Any, sequences: Any, tables: Any, rows: Any, cache: Any
+    ) -> Any:
+        net = cast("PagedModel", self.net)
+        pages = PagedCache(F, cache, self._page_size, positions, slots, sequences, tables, {})
+        return net.predict(F, F.take(net.attend_pages(tokens, pages), rows))
+
+
+class _Forms(NamedTuple):
+    """The shapes of a step's arrays, of which there are few, so that few graphs are compiled."""
+
+    tokens: int
+    sequences: int
+    pages: int
+    rows: int
+
+
+class PagedDecoder:
+    """A network and the cache of its sequences.
+
+    The network is hybridized. Its parameters may change between two steps: a step reads them, and the engine orders
+    both.
+
+    Args:
+        net: a language model of ``mx.gluon.model_zoo.text``, such as ``LlamaLM`` or ``GPT2LM``, or another hybrid block
+            with the methods of :class:`PagedModel`, with initialized parameters.
+        pages: the number of pages.
+        page_size: the number of positions of a page; multiples of 16 are fast.
+        dtype: the element type of the cache: float32, float16, bfloat16 or int8.
+        ctx: the device (default: that of the parameters).
+
+    Attributes:
+        net: the network.
+        pages: the number of pages.
+        page_size: the number of positions of a page.
+        nbytes: the size of the cache in bytes.
+
+    Raises:
+        TypeError: the network lacks a method.
+        ValueError: a number or the dtype is invalid, or the layers have different heads.
+    """
+
+    def __init__(
+        self, net: Any, pages: int, page_size: int = 16, dtype: DTypeLike = "float32",
+        ctx: Context | None = None,
+    ) -> None:  # fmt: skip
+        if not isinstance(net, HybridBlock) or not all(
+            hasattr(net, each) for each in ("page_heads", "attend_pages", "predict")
+        ):
+            raise ArgumentKindError(
+                f"PagedDecoder: net is {type(net).__name__}, expected a hybrid block with page_heads, attend_pages and "
+                "predict, such as mx.gluon.model_zoo.text.LlamaLM"
+            )
+        if pages < 1 or page_size < 1:
+            raise ParameterError(
+                f"PagedDecoder: pages is {pages} and page_size {page_size}, expected 1 or more of both"
+            )
+        element = as_dtype(dtype)
+        if name_of(element) not in _DTYPES:
+            raise ParameterError(f"PagedDecoder: dtype is {name_of(element)}, expected one of {', '.join(_DTYPES)}")
+        heads = cast("PagedModel", net).page_heads
+        if len(set(heads)) != 1:
+            raise ParameterError(f"PagedDecoder: the heads of the layers are {heads}, expected the same in every layer")
+        self.net, self.pages, self.page_size = net, pages, page_size
+        self._context = _context(net) if ctx is None else ctx
+        shape = cache_shape(len(heads), pages + 1, heads[0][0], page_size, heads[0][1], element)
+        self._cache = nd.zeros(shape, dtype=element, ctx=self._context)
+        self.nbytes = int(np.prod(shape, dtype=np.int64)) * element.itemsize
+        self._step = _Step(net, page_size)
+        self._step.hybridize(static_alloc=True)
+
+    def step(self, batch: StepBatch) -> NDArray:
+        """Push a decode step; return the logits (R, vocabulary) of the tokens in ``batch.rows``.
+
+        The keys and values of all tokens are written to the cache. This never waits.
+
+        Raises:
+            ShapeError: the arrays of the batch do not fit together.
+            IndexError: a slot, a sequence, a page or a row does not exist.
+        """
+        self._check(batch)
+        forms = _forms(batch)
+        arrays = [nd.array(each, dtype="int32", ctx=self._context) for each in self._padded(batch, forms)]
+        logits = cast("NDArray", self._step(*arrays, self._cache))
+        count = len(batch.rows)
+        return logits if count == forms.rows else logits[:count]
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Push a copy of a page's keys and values to another page.
+
+        Raises:
+            IndexError: a page does not exist.
+        """
+        for page in (source, target):
+            if not 0 <= page < self.pages:
+                raise IndexError(f"PagedDecoder: there is no page {page}, only 0 to {self.pages - 1}")
+        self._cache[:, :, target : target + 1] = self._cache[:, :, source : source + 1]
+
+    def _padded(self, batch: StepBatch, forms: _Forms) -> list[HostArray[np.int32]]:
+        """Return the arrays of a batch in their forms: padding is written to the last page, which no sequence has."""
+        more = forms.tokens - len(batch.tokens)
+        tokens, positions = (np.pad(each, (0, more)) for each in (batch.tokens, batch.positions))
+        spare = self.pages * self.page_size + np.arange(more, dtype=np.int32) % self.page_size
+        slots = np.concatenate([batch.slots, spare])
+        sequences = np.pad(batch.sequences, (0, more), mode="edge")
+        tables = np.zeros((forms.sequences, forms.pages), np.int32)
+        tables[: batch.tables.shape[0], : batch.tables.shape[1]] = batch.tables
+        rows = np.pad(batch.rows, (0, forms.rows - len(batch.rows)))
+        return [tokens, positions, slots, sequences, tables, rows]
+
+    def _check(self, batch: StepBatch) -> None:
+        count = len(batch.tokens)
+        shapes = [np.shape(each) for each in batch]
+        if not count or shapes[:4] != [(count,)] * 4 or len(shapes[4]) != 2 or len(shapes[5]) != 1:
+            names = ", ".join(f"{name} {shape}" for name, shape in zip(batch._fields, shapes, strict=True))
+            raise ShapeError(f"PagedDecoder: the shapes are {names}, expected (T,) four times, (S, P) and (R,)")
+        tables = batch.tables
+        limits = {
+            "positions": tables.shape[1] * self.page_size, "slots": self.pages * self.page_size,
+            "sequences": tables.shape[0], "tables": self.pages, "rows": count,
+        }  # fmt: skip
+        for name, limit in limits.items():
+            array = getattr(batch, name)
+            if array.size and not 0 <= array.min() <= array.max() < limit:
+                raise IndexError(f"PagedDecoder: {name} has {array.min()} to {array.max()}, expected 0 to {limit - 1}")
+
+
+def _context(net: HybridBlock) -> Context:
+    """Return the device of a network's parameters."""
+    for parameter in net.collect_params().values():
+        return parameter.list_ctx()[0]
+    return current_context()
+
+
+def _forms(batch: StepBatch) -> _Forms:
+    """Return the shapes of the arrays for a batch: powers of two, and few for steps of few tokens."""
+    tokens = _power(len(batch.tokens))
+    if tokens <= _SMALL:
+        sequences, rows = tokens, 1 if len(batch.rows) <= 1 else tokens
+    else:
+        sequences = _power(max(1, batch.tables.shape[0]), 4)
+        rows = min(tokens, _power(max(1, len(batch.rows)), 4))
+    return _Forms(tokens, max(sequences, batch.tables.shape[0]), _power(max(64, batch.tables.shape[1])), rows)
+
+
+def _power(count: int, base: int = 2) -> int:
+    """Return the smallest power of a base that is at least a count."""
+    power = 1
+    while power < count:
+        power *= base
+    return power
