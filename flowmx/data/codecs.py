@@ -64,9 +64,19 @@ def _pillow() -> Any:
         import PIL.Image
     except ImportError as error:
         raise ImportError(
-            "images are decoded with Pillow and simplejpeg, and neither is installed: pip install pillow simplejpeg"
+            "images are decoded with Pillow, which is not installed: pip install pillow simplejpeg"
         ) from error
     return PIL.Image
+
+
+def require_decoder() -> None:
+    """Import the libraries that decode images of all formats.
+
+    Raises:
+        ImportError: one is missing.
+    """
+    _turbo()
+    _pillow()
 
 
 def decode(

@@ -41,6 +41,7 @@ _CLOSE_CHECKS = 100
 def app(
     predictors: ModelSource, *, max_body: int | None = None, max_text: int = MAX_TEXT,
     hosts: Collection[str] | None = None, access: Access | None = None, origins: Collection[str] = (),
+    default: str | None = None,
 ) -> web.Application:  # fmt: skip
     """Return an aiohttp application that serves predictions; docs/serving.md lists its routes.
 
@@ -48,19 +49,23 @@ def app(
     ``handler_cancellation=True`` (``web.run_app`` accepts it too), so that a disconnect cancels the request.
 
     Args:
-        predictors: a predictor, a dict of predictors by name (the first answers ``/predict``), or a repository.
+        predictors: a predictor, a dict of predictors by name, or a repository.
         max_body: maximum size of a body in bytes (default: that of ``FLOWMX_SERVE_LIMITS``).
         max_text: maximum size of a JSON body in bytes; JSON is slow to parse.
         hosts: host names to accept besides IP addresses; None accepts any.
         access: the tokens of users and admins (default: no token is needed).
         origins: other sites whose pages may send requests from a browser, such as ``"https://app.example"``.
+        default: name of the model that answers ``/predict`` and ``/invocations`` if the request names none (default:
+            the only model).
 
     Example:
         >>> application = web.Application()
         >>> application.add_subapp("/ml", mx.serve.app(predictor))
     """
     application = web.Application()
-    application[SERVICE] = service = Service(predictors, max_body, max_text, hosts, access=access, origins=origins)
+    application[SERVICE] = service = Service(
+        predictors, max_body, max_text, hosts, access=access, origins=origins, default=default
+    )
     application[CONNECTIONS] = ConnectionLimiter(service.limits)
     application[CLOSING], application[RECEIVING] = asyncio.Event(), set()
 
@@ -81,7 +86,7 @@ async def _answer(request: web.Request) -> web.StreamResponse:
     service, connections, closing = application[SERVICE], application[CONNECTIONS], application[CLOSING]
     head = request.method, request.match_info["tail"], request.headers
     with service.trace(*head) as set_status, connections.track_request(request.transport) as note:
-        result = service.begin(*head)
+        result = service.begin(*head, request.rel_url.raw_query_string)
         reply = result if isinstance(result, Reply) else await _predict(request, result, note)
         set_status(reply.status)
         seconds = service.delay_of(reply, asyncio.get_running_loop().time())

@@ -27,22 +27,25 @@ class _Disconnected(Exception):
 def asgi(
     predictors: ModelSource, *, max_body: int | None = None, max_text: int = MAX_TEXT,
     hosts: Collection[str] | None = None, access: Access | None = None, origins: Collection[str] = (),
+    default: str | None = None,
 ) -> AsgiApp:  # fmt: skip
     """Return an ASGI application with the routes of :func:`app`.
 
     Args:
-        predictors: a predictor, a dict of predictors by name (the first answers ``/predict``), or a repository.
+        predictors: a predictor, a dict of predictors by name, or a repository.
         max_body: maximum size of a body in bytes (default: that of ``FLOWMX_SERVE_LIMITS``).
         max_text: maximum size of a JSON body in bytes.
         hosts: host names to accept besides IP addresses; None accepts any.
         access: the tokens of users and admins (default: no token is needed).
         origins: other sites whose pages may send requests from a browser, such as ``"https://app.example"``.
+        default: name of the model that answers ``/predict`` and ``/invocations`` if the request names none (default:
+            the only model).
 
     Example:
         >>> api = fastapi.FastAPI()
         >>> api.mount("/ml", mx.serve.asgi(predictor))
     """
-    return AsgiApp(Service(predictors, max_body, max_text, hosts, access=access, origins=origins))
+    return AsgiApp(Service(predictors, max_body, max_text, hosts, access=access, origins=origins, default=default))
 
 
 class AsgiApp:
@@ -75,7 +78,7 @@ class AsgiApp:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         head = scope["method"], _path(scope), headers
         with self.service.trace(*head) as set_status:
-            result = self.service.begin(*head)
+            result = self.service.begin(*head, scope.get("query_string", b"").decode("latin-1"))
             try:
                 reply = result if isinstance(result, Reply) else await _predict(self.service, result, receive)
             except _Disconnected:

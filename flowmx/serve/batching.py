@@ -77,19 +77,30 @@ class Piece(NamedTuple):
 
 
 class Queue:
-    """Jobs in order of arrival, with a limit on the number of rows."""
+    """Jobs in order of arrival, with a limit on the number of rows.
+
+    Attributes:
+        limit: the limit.
+        rows: number of queued rows.
+        decoding: number of bodies that a hook decodes. Each counts as one row, because its rows are not known yet.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.rows = 0
+        self.decoding = 0
         self._jobs: dict[Key, deque[Job]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._jobs)
 
     def has_room(self, rows: int) -> bool:
-        """Return whether the queue accepts this number of rows. An empty queue accepts any request."""
-        return not self.rows or self.rows + rows <= self.limit
+        """Return whether the queue accepts this number of rows. A queue without rows accepts any request."""
+        return not self.rows or self.rows + self.decoding + rows <= self.limit
+
+    def has_room_to_decode(self) -> bool:
+        """Return whether the queue accepts one more body to decode."""
+        return self.rows + self.decoding < self.limit
 
     def put(self, job: Job) -> None:
         """Add a job."""

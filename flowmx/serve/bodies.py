@@ -21,11 +21,12 @@ from flowmx.comm.offload import LARGE, offload
 from flowmx.comm.transfer import TransferWatchdog
 from flowmx.serve.errors import InvalidInput, Overloaded, Unavailable
 from flowmx.serve.formats import FORMATS, JSON, Format, NotAcceptable, parsed
-from flowmx.serve.hooks import call_hook, encoded
+from flowmx.serve.hooks import Decode, Hooks, call_hook, encoded
 from flowmx.serve.images import IMAGE_TYPES
 from flowmx.serve.inputs import Array, Rows
 from flowmx.serve.predictor import Predictor
 from flowmx.serve.replies import Refusal, Reply, json_reply
+from flowmx.serve.request_head import Head
 
 __all__ = [
     "MAX_TEXT", "AskCall", "Exchange", "PendingCall", "PlainExchange", "PredictCall", "media_type_of",
@@ -123,7 +124,7 @@ class PredictCall(NamedTuple):
         exchange: the formats of request and reply.
         limit: maximum size of the body in bytes.
         limits: limits on the speed and memory of the transfer.
-        headers: the headers of the request, if the predictor's hooks apply to it.
+        head: the head of the request, if the predictor's hooks apply to it.
     """
 
     predictor: Predictor
@@ -131,7 +132,7 @@ class PredictCall(NamedTuple):
     exchange: Exchange
     limit: int
     limits: Limits
-    headers: Mapping[str, str] | None = None
+    head: Head | None = None
 
     async def receive(self, chunks: AsyncIterable[bytes], entry: AdmittedRequest) -> bytes | Reply:
         """Return the body, or its refusal."""
@@ -168,7 +169,7 @@ class PredictCall(NamedTuple):
     async def _encoded(self, result: Any) -> Reply:
         """Return the reply with the result, through the predictor's hook if it has one."""
         predictor, exchange = self.predictor, self.exchange
-        if self.headers is not None and predictor.hooks.encode is not None:
+        if self.head is not None and predictor.hooks.encode is not None:
             return await encoded(predictor.name, predictor.hooks.encode, result)
         arrays = result if isinstance(result, list) else [result]
         outputs = dict(zip(predictor.outputs, map(np.asarray, arrays), strict=True))
@@ -180,23 +181,28 @@ class PredictCall(NamedTuple):
 
     async def _rows(self, body: bytes) -> Rows:
         """Return the input in a body, through the predictor's hook if it has one."""
-        predictor, headers, is_quick = self.predictor, self.headers, self.exchange.is_quick(body)
-        content_type = "" if headers is None else headers.get("content-type", "")
+        predictor, head = self.predictor, self.head
+        content_type = "" if head is None else head.headers.get("content-type", "")
         media_type = media_type_of(content_type)
-        decode = None if headers is None else predictor.hooks.decoder(media_type)
+        decode = None if head is None else predictor.hooks.decoder(media_type)
         if decode is None:
-            return await offload(0 if is_quick else LARGE, self._read, body)
+            return await offload(0 if self.exchange.is_quick(body) else LARGE, self._read, body)
+        with predictor.decoding():
+            return await predictor.read_decoded(await self._decoded(decode, body, media_type, content_type))
+
+    async def _decoded(self, decode: Decode, body: bytes, media_type: str, content_type: str) -> Any:
+        """Return what a hook makes of a body."""
+        predictor, is_quick = self.predictor, self.exchange.is_quick(body)
         try:
             value = await offload(0 if is_quick else LARGE, parsed, body) if media_type == JSON.type else body
-            inputs = await call_hook(
+            return await call_hook(
                 "image" if decode is predictor.hooks.image else "decode", predictor.name, decode, value,
-                headers if predictor.hooks.reads_headers else content_type,
+                self.head if predictor.hooks.reads_head else content_type,
             )  # fmt: skip
         except (InvalidInput, Refusal) as error:
             is_server_error = isinstance(error, Refusal) and error.reply.status >= 500
             predictor.count_refused_body(not is_server_error)
             raise
-        return await predictor.read_decoded(inputs)
 
     async def _retry(self, body: bytes, error: Unavailable) -> Reply:
         """Reply with the predictor that has replaced this one since the request began, if any."""
@@ -224,15 +230,22 @@ def unparsed(media_type: str) -> Format:
     """Return the format of bodies that only a ``decode`` hook can read."""
 
     def refuse(body: bytes) -> Any:
-        raise unsupported(media_type)
+        raise unsupported(media_type, Hooks())
 
     return Format(media_type, refuse, JSON.write)
 
 
-def unsupported(media_type: str) -> Refusal:
-    """Return the refusal, 415, of a body of an unsupported media type."""
-    hint = ": start the service with --image, or image=..., to accept images" if media_type in IMAGE_TYPES else ""
-    return Refusal(415, f"Content-Type is {media_type[:80]!r}, expected one of {', '.join(FORMATS)}{hint}")
+def unsupported(media_type: str, hooks: Hooks) -> Refusal:
+    """Return the refusal, 415, of a body of an unsupported media type.
+
+    Args:
+        media_type: the type.
+        hooks: the hooks of the predictor, which may read more types.
+    """
+    types = [*FORMATS, *(() if hooks.image is None else IMAGE_TYPES)]
+    is_image = media_type.startswith("image/") and hooks.image is None
+    hint = ": start the service with --image, or image=..., to accept images" if is_image else ""
+    return Refusal(415, f"Content-Type is {media_type[:80]!r}, expected one of {', '.join(types)}{hint}")
 
 
 class AskCall(NamedTuple):

@@ -37,6 +37,8 @@ def main(argv: Sequence[str]) -> int:
         parser.error("expected a model, or --repository FOLDER")
     if options.handler is not None and options.model is None:
         parser.error("--handler needs a model; a model of a repository names its handler in its model.toml")
+    if options.default is not None and options.repository is None:
+        parser.error("--default needs --repository FOLDER; a single model is the default")
     if (options.tls_cert is None) != (options.tls_key is None):
         parser.error("expected both of --tls-cert and --tls-key, or neither")
     _check_workers(parser, options)
@@ -56,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
         _log.info("the dashboard is at %s", dashboard.start(port=options.dashboard).url)
     names = ["localhost", *options.host_name] if options.host_name or is_loopback(options.host) else None
 
-    application = app(models, hosts=names, access=access, origins=options.allow_origin)
+    application = app(models, hosts=names, access=access, origins=options.allow_origin, default=options.default)
 
     async def serve() -> None:
         running = asyncio.create_task(run(application, options.host, options.port, started, tls, options.member))
@@ -183,6 +185,11 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--name", default="model", help="name of the model in paths and metrics (default: %(default)s)")
     parser.add_argument("--repository", metavar="FOLDER", help="serve all models of a folder, each with a model.toml")
+    parser.add_argument(
+        "--default", metavar="NAME",
+        help="the model of a repository that answers /predict and /invocations if the request names none (default: the "
+        "only model)",
+    )  # fmt: skip
     _add_security(parser)
     return parser
 

@@ -30,7 +30,8 @@ def report(runner: Runner) -> dict[str, Any]:
     instruments, name = runner.instruments, runner.name
     return {
         "model": name, "version": runner.model.version, "accepting": runner.accepting,
-        "queued": runner.queue.rows, "limit": runner.queue.limit, "pending": runner.pending,
+        "queued": runner.queue.rows, "decoding": runner.queue.decoding,
+        "limit": runner.queue.limit, "pending": runner.pending,
         "requests": {result: instruments.requests.value(name, result) for result in RESULTS},
         "latency": {"bounds": list(SECONDS), "counts": instruments.latency.counts(name)},
         "warnings": _warnings(runner), "kind": "overloaded server",

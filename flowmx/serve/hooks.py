@@ -40,13 +40,13 @@ class Hooks(NamedTuple):
         decode: turns the body of every request into inputs.
         encode: turns outputs into the response.
         image: turns images into inputs.
-        reads_headers: whether ``decode`` gets the headers of the request instead of its content type.
+        reads_head: whether ``decode`` gets the head of the request instead of its content type.
     """
 
     decode: Decode | None = None
     encode: Encode | None = None
     image: ImageReader | None = None
-    reads_headers: bool = False
+    reads_head: bool = False
 
     def decoder(self, media_type: str) -> Decode | None:
         """Return the function that decodes bodies of a media type; None if they are arrays."""

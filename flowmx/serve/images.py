@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from flowmx import ndarray as nd
-from flowmx.data.codecs import DamagedImageError, decode
+from flowmx.data.codecs import DamagedImageError, decode, require_decoder
 from flowmx.gluon.data.vision import transforms
 from flowmx.ndarray import NDArray
 from flowmx.serve.errors import InvalidInput
@@ -43,9 +43,11 @@ class ImageReader:
     Raises:
         ValueError: the model has no image input, or an option is unknown or invalid.
         TypeError: the transform is neither callable nor a mapping.
+        ImportError: Pillow is not installed.
     """
 
     def __init__(self, specs: Sequence[Input], transform: ImageTransform) -> None:
+        require_decoder()
         options = dict(transform) if isinstance(transform, Mapping) else {}
         if not callable(transform) and not isinstance(transform, Mapping):
             raise TypeError(

@@ -1,7 +1,8 @@
 """Handlers of Multi Model Server (MMS), unchanged: they load their models and compute batches of requests themselves.
 
-A handler gets a list of requests, each a dict: ``body``, or the fields of a form by name. Values are strings for text,
-parsed JSON, and otherwise bytes. It returns a list with one response for each request.
+A handler gets a list of requests, each a dict: ``body``, or the fields of a form by name, and the parameters of the
+query. Values are strings for text, parsed JSON, and otherwise bytes. It returns a list with one response for each
+request.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from flowmx.serve.metrics import Instruments
 from flowmx.serve.mms_context import Context, Response, read_manifest
 from flowmx.serve.multipart import FORM, parts
 from flowmx.serve.replies import JSON_TYPE, Refusal, Reply
+from flowmx.serve.request_head import Head
 
 __all__ = ["HANDLER_HOOKS", "Handler", "HandlerModel", "Request", "is_handler", "manifest_handler"]
 
@@ -225,13 +227,14 @@ def _objects(values: Sequence[object]) -> Array:
 # -- bodies ------------------------------------------------------------------------------------------------
 
 
-def _decode(body: object, headers: Mapping[str, str]) -> Request:
-    """Return the request with a body: ``{"body": value}``, or the fields of a form."""
-    content_type = headers.get("content-type", "")
+def _decode(body: object, head: Head) -> Request:
+    """Return the request with the parameters of the query, and ``{"body": value}`` or the fields of a form."""
+    headers, content_type = dict(head.headers), head.headers.get("content-type", "")
+    data: dict[str, object] = {name: bytearray(value.encode()) for name, value in head.parameters.items()}
     if content_type.lower().startswith(FORM) and isinstance(body, bytes):
-        data = {part.name: _value(part.body, part.content_type) for part in parts(body, content_type)}
-        return Request(data, dict(headers))
-    return Request({"body": _value(body, content_type)}, dict(headers))
+        fields = {part.name: _value(part.body, part.content_type) for part in parts(body, content_type)}
+        return Request(data | fields, headers)
+    return Request({**data, "body": _value(body, content_type)}, headers)
 
 
 def _value(body: object, content_type: str) -> object:
@@ -254,5 +257,5 @@ def _encode(response: Response) -> Reply:
     return reply._replace(status=response.status, type=content_type or default or reply.type, headers=headers)
 
 
-HANDLER_HOOKS = Hooks(_decode, _encode, reads_headers=True)
+HANDLER_HOOKS = Hooks(_decode, _encode, reads_head=True)
 """The hooks of predictors whose model is a handler."""

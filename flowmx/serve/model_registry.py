@@ -29,6 +29,8 @@ class ModelRegistry:
         for name, predictor in by_name.items():
             if not isinstance(predictor, Predictor):
                 raise TypeError(f"{name!r} is a {type(predictor).__name__}, expected a Predictor")
+        self.default_name: str | None = None
+        """Name of the model of requests that name none, if one was chosen."""
         self._versions: dict[str, dict[str, Predictor]] = {name: {"": predictor} for name, predictor in by_name.items()}
 
     def __iter__(self) -> Iterator[str]:
@@ -64,13 +66,20 @@ class ModelRegistry:
             raise Refusal(404, f"there is no version {version[:80]!r} of {name}, expected one of {', '.join(versions)}")
         return versions[version] if version else next(reversed(versions.values()))
 
-    def first(self) -> Predictor:
-        """Return the first model.
+    def default(self) -> Predictor:
+        """Return the model of requests that name none: the default, or the only one.
 
         Raises:
-            Refusal: 404, there is no model.
+            Refusal: 404, there is no model; 400, there are several.
         """
-        return self.find(next(iter(self), ""))
+        names = list(self)
+        if self.default_name is None and len(names) > 1:
+            raise Refusal(
+                400, f"the request names no model, and the service has {', '.join(names)}: POST to "
+                f"/models/{names[0]}/predict, /predictions/{names[0]} or /invocations?model_name={names[0]}, or start "
+                f"the service with --default {names[0]}, or default={names[0]!r} in a program",
+            )  # fmt: skip
+        return self.find(self.default_name or next(iter(names), ""))
 
     def all(self) -> list[Predictor]:
         """List the newest version of each model."""

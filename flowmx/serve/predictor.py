@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -175,6 +175,27 @@ class Predictor:
         """
         return await offload(LARGE, self.read, await _on_host(x))
 
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Count a body as a queued sample while it waits for a ``decode`` hook, or is in it.
+
+        Raises:
+            Overloaded: the queue is full.
+            Unavailable: the predictor is draining.
+        """
+        with ExitStack() as stack:
+            with self._counting_refusals():
+                stack.enter_context(self._runner.decoding())
+            yield
+
+    @contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except (Overloaded, Unavailable) as error:
+            self._count("refused" if isinstance(error, Overloaded) else "unavailable")
+            raise
+
     def count_refused_body(self, is_invalid: bool) -> None:
         """Count a request whose ``decode`` hook refused the body, or failed."""
         self._count("invalid" if is_invalid else "failed")
@@ -200,11 +221,8 @@ class Predictor:
         future: asyncio.Future[list[Array]] = loop.create_future()
         trace = runner.tracing.current() if runner.tracing else None
         job = Job(rows, (runner.model, rows.shapes), time.perf_counter(), (loop, future), trace)
-        try:
+        with self._counting_refusals():
             runner.submit(job)
-        except (Overloaded, Unavailable) as error:
-            self._count("refused" if isinstance(error, Overloaded) else "unavailable")
-            raise
         runner.begin()
         return await self._outcome(job, future, finish)
 
@@ -305,7 +323,7 @@ class Predictor:
 
     def _swap(self, model: Any, params: Any, epoch: int | None) -> Future[None]:
         with self._swapping:
-            if isinstance(model, Handler) != self.hooks.reads_headers:
+            if isinstance(model, Handler) != self.hooks.reads_head:
                 raise ValueError("a handler and a model do not replace each other: create another predictor")
             new = self._load(model, params, epoch, self.version + 1)
             if new.inputs.specs != self.inputs.specs:
@@ -384,7 +402,7 @@ class Predictor:
         if not runner.accepting:
             self._count("unavailable")
             raise Unavailable(f"{self.name} accepts no requests: it is draining, or its model failed to warm up")
-        if not runner.queue.has_room(1):
+        if not runner.queue.has_room(1) or not runner.queue.has_room_to_decode():
             self._count("refused")
             raise runner.overloaded(1)
 

@@ -11,9 +11,9 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +74,7 @@ class Runner:
     def _restart(self) -> None:
         """Discard the parent's threads and requests in the child of a fork."""
         self.queue.clear()
+        self.queue.decoding = 0
         self._clear()
         if not self.warm.done():
             self.warm = Future()
@@ -135,13 +136,34 @@ class Runner:
         error.__cause__ = failure
         return error
 
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Count a body against the limit of the queue while it waits for a hook, or is in it.
+
+        Raises:
+            Overloaded: the queue is full.
+            Unavailable: no requests are accepted any more.
+        """
+        with self._changed:
+            if not self.accepting:
+                raise self._unavailable()
+            if not self.queue.has_room_to_decode():
+                raise self.overloaded(1)
+            self.queue.decoding += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.queue.decoding -= 1
+
     def overloaded(self, rows: int) -> Overloaded:
         """Return the error for rows that do not fit into the queue."""
-        waiting = self.queue.rows
+        waiting, decoding = self.queue.rows, self.queue.decoding
+        bodies = f" and {decoding} bodies are being decoded" if decoding else ""
         self.pace.record_refusal(time.perf_counter(), rows)
         return Overloaded(
-            f"{self.name} is overloaded: {waiting} samples are queued, expected at most {self.queue.limit}",
-            self.pace.retry_after(waiting),
+            f"{self.name} is overloaded: {waiting} samples are queued{bodies}, expected at most {self.queue.limit}",
+            self.pace.retry_after(waiting + decoding),
         )
 
     def drop(self, job: Job) -> None:

@@ -41,6 +41,7 @@ from flowmx.serve.open_inference import Inference
 from flowmx.serve.predictor import Predictor
 from flowmx.serve.replies import Refusal, Reply, allow, json_reply
 from flowmx.serve.repository import Repository
+from flowmx.serve.request_head import Head, Headers, read_head
 from flowmx.serve.tracing import tracing
 from flowmx.version import __version__
 
@@ -61,7 +62,6 @@ _MAX_REFUSAL_DELAY = 10.0
 """Maximum delay of a refusal in seconds."""
 
 ModelSource = Predictors | Repository
-Headers = Mapping[str, str]
 
 
 class PoolMembership(Protocol):
@@ -87,7 +87,7 @@ class Service:
     """The routes of one service, over its predictors or repository.
 
     Args:
-        source: predictors by name (the first answers ``/predict``), or a repository.
+        source: predictors by name, or a repository.
         max_body: maximum size of a body in bytes (default: ``limits.total``).
         max_text: maximum size of a JSON body in bytes.
         hosts: host names to accept besides IP addresses; None accepts any.
@@ -95,20 +95,26 @@ class Service:
         access: the tokens to check (default: predictions require no token).
         origins: the sites whose pages may send requests from a browser, such as ``"https://app.example"``, or ``"*"``;
             by default only pages of the service itself may send them.
+        default: name of the model that answers ``/predict`` and ``/invocations`` if the request names none (default:
+            the only model).
 
     Raises:
-        ValueError: an origin is malformed, or there are no predictors.
+        ValueError: an origin is malformed, there are no predictors, or the default is not one of them.
     """
 
     def __init__(
         self, source: ModelSource, max_body: int | None = None, max_text: int = MAX_TEXT,
         hosts: Collection[str] | None = None, limits: Limits | None = None, access: Access | None = None,
-        origins: Collection[str] = (),
+        origins: Collection[str] = (), default: str | None = None,
     ) -> None:  # fmt: skip
         self._repository = source if isinstance(source, Repository) else None
         self.models = source.models if isinstance(source, Repository) else ModelRegistry(source)
-        if self._repository is None and not list(self.models):
+        names = list(self.models) if self._repository is None else self._repository.names()
+        if self._repository is None and not names:
             raise ValueError("the service has no predictors, expected one or a dict of predictors by name")
+        if default is not None and default not in names:
+            raise ValueError(f"the default model is {default!r}, expected one of {', '.join(names) or 'none'}")
+        self.models.default_name = default
         self._access = access or Access()
         self._hosts = hosts
         self._origins = check_origins(origins)
@@ -173,13 +179,14 @@ class Service:
         path_template = next((f"/{route.path}" for route in ROUTES if route.match(parts) is not None), "")
         return self._tracing.request(method, f"/{path.lstrip('/')}", path_template, headers)
 
-    def begin(self, method: str, path: str, headers: Headers) -> Reply | PendingCall:
+    def begin(self, method: str, path: str, headers: Headers, query: str = "") -> Reply | PendingCall:
         """Return the reply of a request that needs no body, or the call that receives the body.
 
         Args:
             method: the HTTP method.
             path: the path, with a leading slash.
             headers: a case-insensitive mapping, or one with lower-case names.
+            query: the part of the address after the question mark, percent-encoded.
         """
         parts = path.strip("/").split("/")
         try:
@@ -193,7 +200,7 @@ class Service:
                 if names is not None:
                     self._access.check(route.access, headers)
                     allow(method, *(("POST",) if route.is_post else ("GET", "HEAD")))
-                    return route.answer(self, headers, **names)
+                    return route.answer(self, read_head(headers, query), **names)
             paths = ", ".join(f"/{route.path}" for route in ROUTES if "v2" not in route.path)
             raise Refusal(404, f"there is no /{'/'.join(parts)[:200]}, expected {paths}")
         except Refusal as refusal:
@@ -240,12 +247,13 @@ class Service:
 
     # -- predictions -----------------------------------------------------------------------------------
 
-    def _predict(self, headers: Headers, name: str = "") -> PredictCall:
-        find = partial(self.models.find, name) if name else self.models.first
+    def _predict(self, head: Head, name: str = "") -> PredictCall:
+        headers, name = head.headers, name or head.parameters.get("model_name", "")
+        find = partial(self.models.find, name) if name else self.models.default
         hooks = find().hooks  # report a missing model before a wrong type of body
         media_type = media_type_of(headers.get("content-type", ""))
         if media_type not in FORMATS and hooks.decoder(media_type) is None:
-            raise unsupported(media_type)
+            raise unsupported(media_type, hooks)
         body_format = FORMATS.get(media_type) or unparsed(media_type)
         try:
             accept = headers.get("accept", "") if hooks.encode is None else ""
@@ -253,13 +261,13 @@ class Service:
         except NotAcceptable as error:
             raise Refusal(406, str(error)) from None
         limit = self.max_text if body_format.is_text else self.max_body
-        return self._call(find, PlainExchange(body_format, answer), headers, limit, has_hooks=True)
+        return self._call(find, PlainExchange(body_format, answer), head, limit, has_hooks=True)
 
-    def _infer(self, headers: Headers, name: str, version: str = "") -> PredictCall:
-        if self.models.find(name, version).hooks.reads_headers:
+    def _infer(self, head: Head, name: str, version: str = "") -> PredictCall:
+        if self.models.find(name, version).hooks.reads_head:
             raise Refusal(400, f"{name} is a handler of Multi Model Server: POST its body to /predictions/{name}")
         versions = self.models.versions(name)
-        length = headers.get(open_inference.HEADER.lower())
+        length = head.headers.get(open_inference.HEADER.lower())
         if length is not None and not (length.isdecimal() and len(length) < _MAX_DIGITS):
             raise Refusal(400, f"{open_inference.HEADER} is {length[:40]!r}, expected a number of bytes")
         header = None if length is None else int(length)
@@ -267,15 +275,15 @@ class Service:
             raise Refusal(413, f"the JSON has {header} bytes, expected at most {self.max_text}")
         exchange = Inference(name, version or next(reversed(versions)), header)
         find = partial(self.models.find, name, version)
-        return self._call(find, exchange, headers, self.max_text if header is None else self.max_body)
+        return self._call(find, exchange, head, self.max_text if header is None else self.max_body)
 
     def _call(
-        self, find: Callable[[], Predictor], exchange: Exchange, headers: Headers, limit: int,
+        self, find: Callable[[], Predictor], exchange: Exchange, head: Head, limit: int,
         has_hooks: bool = False,
     ) -> PredictCall:  # fmt: skip
         predictor = find()
-        call = PredictCall(predictor, find, exchange, limit, self.limits, headers if has_hooks else None)
-        length = headers.get("content-length", "")
+        call = PredictCall(predictor, find, exchange, limit, self.limits, head if has_hooks else None)
+        length = head.headers.get("content-length", "")
         if length.isdecimal():
             call.check_size(int(length))
         try:
@@ -286,16 +294,16 @@ class Service:
 
     # -- descriptions ----------------------------------------------------------------------------------
 
-    def _list(self, headers: Headers) -> Reply:
+    def _list(self, head: Head) -> Reply:
         return json_reply(200, {"models": [predictor.describe() for predictor in self.models.all()]})
 
-    def _describe(self, headers: Headers, name: str) -> Reply:
+    def _describe(self, head: Head, name: str) -> Reply:
         return json_reply(200, self.models.find(name).describe())
 
-    def _server(self, headers: Headers) -> Reply:
+    def _server(self, head: Head) -> Reply:
         return json_reply(200, open_inference.server(__version__))
 
-    def _metadata(self, headers: Headers, name: str, version: str = "") -> Reply:
+    def _metadata(self, head: Head, name: str, version: str = "") -> Reply:
         predictor = self.models.find(name, version)
         versions = list(self.models.versions(name))
         return json_reply(200, open_inference.describe(name, versions, predictor.inputs.specs, predictor.results))
@@ -305,26 +313,26 @@ class Service:
         registries = {id(predictor.metrics): predictor.metrics for predictor in self.models.all()}
         return "".join(metrics.text() for metrics in registries.values())
 
-    def _metrics(self, headers: Headers) -> Reply | PendingCall:
+    def _metrics(self, head: Head) -> Reply | PendingCall:
         if self._pool is not None:
             return AskCall(self._pool.metrics, self.limits, _metrics_reply)
         return _metrics_reply(self.metrics())
 
-    def _openapi(self, headers: Headers) -> Reply:
+    def _openapi(self, head: Head) -> Reply:
         return json_reply(200, openapi.document(ROUTES, self.models))
 
-    def _page(self, headers: Headers) -> Reply:
+    def _page(self, head: Head) -> Reply:
         return Reply(200, api_page.page(ROUTES, self.models).encode(), "text/html; charset=utf-8")
 
     # -- health ----------------------------------------------------------------------------------------
 
-    def _health(self, headers: Headers) -> Reply:
+    def _health(self, head: Head) -> Reply:
         return json_reply(200, {"status": "ok"})
 
-    def _live(self, headers: Headers) -> Reply:
+    def _live(self, head: Head) -> Reply:
         return json_reply(200, {"live": True})
 
-    def _ready(self, headers: Headers) -> Reply:
+    def _ready(self, head: Head) -> Reply:
         waiting = self.models.waiting()
         if self._repository is not None:
             loading = self._loading is None or not self._loading.done()
@@ -334,7 +342,7 @@ class Service:
             waiting = [*waiting, "workers"]
         return json_reply(503 if waiting else 200, {"ready": not waiting, "waiting_for": waiting, **workers})
 
-    def _model_ready(self, headers: Headers, name: str, version: str = "") -> Reply:
+    def _model_ready(self, head: Head, name: str, version: str = "") -> Reply:
         is_ready = self.models.find(name, version).is_ready
         return json_reply(200 if is_ready else 503, {"name": name, "ready": is_ready})
 
@@ -353,13 +361,13 @@ class Service:
         """Unload a model from this process."""
         await self._require_repository().unload(name)
 
-    def _index(self, headers: Headers) -> AskCall:
+    def _index(self, head: Head) -> AskCall:
         return AskCall(self._require_repository().index, self.limits)
 
-    def _load(self, headers: Headers, name: str) -> AskCall:
+    def _load(self, head: Head, name: str) -> AskCall:
         return AskCall(partial((self._pool or self._require_repository()).load, name), self.limits)
 
-    def _unload(self, headers: Headers, name: str) -> AskCall:
+    def _unload(self, head: Head, name: str) -> AskCall:
         return AskCall(partial((self._pool or self._require_repository()).unload, name), self.limits)
 
 
@@ -405,12 +413,13 @@ def _versioned(
 
 
 ROUTES = [
-    Route("predict", Service._predict, "a prediction of the first model", is_post=True),
+    Route("predict", Service._predict, "a prediction of the only or default model", is_post=True),
     Route("models", Service._list, "the models: inputs, outputs, batch sizes"),
     Route("models/{name}", Service._describe, "one model"),
     Route("models/{name}/predict", Service._predict, "a prediction of that model", is_post=True),
+    Route("models/{name}/invoke", Service._predict, "a prediction of that model, as on SageMaker", is_post=True),
     Route("predictions/{name}", Service._predict, "a prediction of that model, as in Multi Model Server", is_post=True),
-    Route("invocations", Service._predict, "a prediction of the first model, as on SageMaker", is_post=True),
+    Route("invocations", Service._predict, "a prediction of the only or default model, as on SageMaker", is_post=True),
     Route("ping", Service._ready, "200 if all models are warm and accept requests, else 503", access="all"),
     Route("healthz", Service._health, "200 while the process runs", access="all"),
     Route("readyz", Service._ready, "200 if all models are warm and accept requests, else 503", access="all"),

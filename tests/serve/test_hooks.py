@@ -13,6 +13,7 @@ import pytest
 import flowmx as mx
 from flowmx import cli
 from flowmx.serve import handlers
+from flowmx.serve.service import Service
 from tests.serve.test_http import JSON, NPY, Client, carried, doubling, npy  # noqa: F401 (a fixture)
 from tests.serve.test_predictor import Gate, closed, gated, network  # noqa: F401 (a fixture)
 from tests.waiting import until
@@ -170,6 +171,53 @@ async def test_a_full_queue_refuses_before_the_hook_runs(gated):  # noqa: F811
         await asyncio.gather(first, *waiting)
 
 
+async def test_bodies_in_a_hook_count_as_queued(carried):  # noqa: F811
+    entered, leave = [], asyncio.Event()
+
+    async def decode(body, kind):
+        entered.append(body)
+        await leave.wait()
+        return from_text(body, kind)
+
+    predictor = doubling(decode=decode, max_queue=3)
+    async with carried(predictor) as ask:
+        await predictor.ready()
+        asking = [asyncio.create_task(ask("POST", "/predict", b"%d 0" % i, Content_Type=TEXT)) for i in range(3)]
+        await until(lambda: len(entered) == 3)
+        status, headers, answer = await ask("POST", "/predict", b"1 2", Content_Type=TEXT)
+        assert (status, len(entered), int(headers["Retry-After"])) == (503, 3, 1)
+        assert "0 samples are queued and 3 bodies are being decoded, expected at most 3" in json.loads(answer)["error"]
+        asking.pop().cancel()  # a client that disconnects leaves its place to another one
+        await until(lambda: predictor._runner.queue.decoding == 2)
+        asking.append(asyncio.create_task(ask("POST", "/predict", b"3 0", Content_Type=TEXT)))
+        await until(lambda: len(entered) == 4)
+        leave.set()
+        assert [status for status, _, _ in await asyncio.gather(*asking)] == [200] * 3
+        assert (await ask("POST", "/predict", b"1 0\n" * 3, Content_Type=TEXT))[0] == 200  # as many rows as the limit
+    assert predictor._runner.queue.decoding == 0
+    assert 'result="refused"} 1' in predictor.metrics.text()
+
+
+async def test_bodies_that_are_received_together_do_not_exceed_the_queue():
+    entered, leave = [], asyncio.Event()
+
+    async def decode(body, kind):
+        entered.append(body)
+        await leave.wait()
+        return [1, 2]
+
+    predictor = doubling(decode=decode, max_queue=2)
+    await predictor.ready()
+    service = Service(predictor)
+    calls = [service.begin("POST", "/predict", {"content-type": TEXT}) for _ in range(5)]  # all while there is room
+    replies = [asyncio.create_task(call.reply(b"1 2")) for call in calls]
+    await until(lambda: len(entered) == 2)
+    leave.set()
+    statuses = [reply.status for reply in await asyncio.gather(*replies)]
+    assert (sorted(statuses), len(entered)) == ([200, 200, 503, 503, 503], 2)
+    await predictor.drain()
+
+
 async def test_a_client_that_disconnects_cancels_its_hook(carried):  # noqa: F811
     entered, cancelled = asyncio.Event(), asyncio.Event()
 
@@ -226,7 +274,7 @@ async def test_a_hook_can_await_another_predictor():
         return await first(from_text(body, kind))
 
     second = doubling(name="second", decode=decode)
-    async with Client({"second": second, "first": first}) as ask:
+    async with Client({"second": second, "first": first}, default="second") as ask:
         assert json.loads((await ask("POST", "/predict", b"1 2", Content_Type=TEXT))[2]) == {"outputs": [4, 8]}
         await first.drain()
         assert (await ask("POST", "/predict", b"1 2", Content_Type=TEXT))[0] == 503

@@ -88,7 +88,11 @@ class Gateway:
 
     async def __call__(self, method, path, body=b"", **headers):
         named = [(name.replace("_", "-").lower().encode(), value.encode()) for name, value in headers.items()]
-        scope = {"type": "http", "method": method, "path": f"/ml{path}", "root_path": "/ml", "headers": named}
+        path, _, query = f"/ml{path}".partition("?")
+        scope = {
+            "type": "http", "method": method, "path": path, "query_string": query.encode(), "root_path": "/ml",
+            "headers": named,
+        }  # fmt: skip
         events, sent = asyncio.Queue(), []
         events.put_nowait({"type": "http.request", "body": body[:5], "more_body": True})
         events.put_nowait({"type": "http.request", "body": body[5:]})
@@ -177,13 +181,45 @@ async def test_the_pages(carried):
         assert [each["name"] for each in json.loads(answer)["models"]] == ["first", "second"]
         _, _, answer = await ask("GET", "/models/second")
         assert json.loads(answer)["batch_sizes"] == [1, 2, 4]
-        assert (await ask("POST", "/predict", b"[1, 2]", Content_Type=JSON))[0] == 200
+        assert (await ask("POST", "/models/first/predict", b"[1, 2]", Content_Type=JSON))[0] == 200
         _, headers, answer = await ask("GET", "/metrics")
         assert headers["Content-Type"].startswith("text/plain")
         assert 'flowmx_serve_requests_total{model="first",result="answered"} 1' in answer.decode()
         second.refuse()
         status, _, answer = await ask("GET", "/readyz")
         assert (status, json.loads(answer)["waiting_for"]) == (503, ["second"])
+
+
+def named_models():
+    factors = {"first": 1, "second": 2}
+    nets = {name: mx.gluon.nn.HybridLambda(lambda F, x, by=by: x * by) for name, by in factors.items()}
+    return {name: Predictor(net, (1,), name=name, max_batch=1, metrics=Metrics()) for name, net in nets.items()}
+
+
+@pytest.mark.parametrize("path", ["/predict", "/invocations"])
+async def test_a_request_without_a_name_gets_the_default_of_several_models(carried, path):
+    async with carried(named_models()) as ask:
+        status, _, answer = await ask("POST", path, b"[3]", Content_Type=JSON)
+        error = json.loads(answer)["error"]
+        assert status == 400
+        for part in ("first, second", "/models/first/predict", "/invocations?model_name=first", "--default first"):
+            assert part in error
+        answer = (await ask("POST", f"{path}?model_name=second", b"[3]", Content_Type=JSON))[2]
+        assert json.loads(answer) == {"outputs": [6.0]}
+        assert (await ask("POST", f"{path}?model_name=third", b"[3]", Content_Type=JSON))[0] == 404
+        assert (await ask("POST", f"{path}?" + "a&" * 300, b"[3]", Content_Type=JSON))[0] == 400
+        assert "/predict" not in json.loads((await ask("GET", "/openapi.json"))[2])["paths"]
+    async with carried(named_models(), default="second") as ask:
+        assert json.loads((await ask("POST", path, b"[3]", Content_Type=JSON))[2]) == {"outputs": [6.0]}
+        assert "/predict" in json.loads((await ask("GET", "/openapi.json"))[2])["paths"]
+    with pytest.raises(ValueError, match="the default model is 'third', expected one of first, second"):
+        carried(named_models(), default="third")
+
+
+async def test_models_answer_at_the_addresses_of_sagemaker(carried):
+    async with carried(named_models()) as ask:
+        answer = (await ask("POST", "/models/second/invoke", b"[3]", Content_Type=JSON))[2]
+        assert json.loads(answer) == {"outputs": [6.0]}
 
 
 async def test_overload_is_503_with_retry_after(carried, gated):  # noqa: F811

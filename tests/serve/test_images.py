@@ -2,11 +2,13 @@
 
 import contextlib
 import json
+import sys
 
 import numpy as np
 import pytest
 
 import flowmx as mx
+from flowmx import cli
 from flowmx.comm.metrics import Metrics
 from flowmx.data.codecs import encode
 from flowmx.gluon.data.vision import transforms
@@ -140,6 +142,28 @@ async def test_other_bodies_are_read_as_before_and_images_need_the_option():
     async with Client(plain) as ask:
         status, error = await refusal(ask, encode(IMAGE, ".png"))
         assert (status, "start the service with --image" in error) == (415, True)
+
+
+async def test_the_refusal_of_another_type_lists_the_types_of_images(carried):  # noqa: F811
+    async with carried(identity((3, 1, 1))) as ask:
+        status, error = await refusal(ask, b"GIF89a", "image/gif")
+        assert status == 415
+        assert "expected one of application/json, " in error
+        assert error.endswith(", image/jpeg, image/png")
+
+
+def test_a_service_for_images_without_pillow_does_not_start(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    message = "images are decoded with Pillow, which is not installed: pip install pillow simplejpeg"
+    with pytest.raises(ImportError, match=message):
+        identity((3, 1, 1))
+    net = mx.gluon.nn.GlobalAvgPool2D()
+    net.hybridize()
+    net(mx.nd.zeros((1, 3, 2, 2)))
+    net.export(tmp_path / "model")
+    assert cli.main(["serve", str(tmp_path), "--shape", "3,2,2", "--image"]) == 1
+    assert message in capsys.readouterr().err
 
 
 async def test_a_transform_that_fails_is_500_and_one_that_refuses_is_400():

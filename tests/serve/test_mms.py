@@ -212,6 +212,20 @@ async def test_bodies_reach_the_handler_as_from_mms(carried, echo, body, kind, e
         assert json.loads(answer) == expected
 
 
+@pytest.mark.parametrize("path", ["/predictions/model", "/invocations"])
+async def test_parameters_of_the_query_reach_the_handler(carried, echo, path):  # noqa: F811
+    async with carried(echo) as ask:
+        query = "?top=3&name=gr%C3%B6%C3%9Fer+Hund&top=5&body=no&empty="
+        answer = json.loads((await ask("POST", path + query, b"[1]", Content_Type=JSON))[2])
+        assert answer == {
+            "top": ["bytearray", "bytearray(b'5')"], "empty": ["bytearray", "bytearray(b'')"],
+            "name": ["bytearray", str(bytearray("größer Hund".encode()))], "body": ["list", "[1]"],
+        }  # fmt: skip
+        body, kind = form(data=("text/plain", b"cat"))
+        answer = json.loads((await ask("POST", f"{path}?data=dog&top=3", body, Content_Type=kind))[2])
+        assert answer == {"data": ["str", "cat"], "top": ["bytearray", "bytearray(b'3')"]}
+
+
 async def test_the_context_has_headers_and_sets_statuses(carried, echo):  # noqa: F811
     async with carried(echo) as ask:
         status, headers, answer = await ask("POST", "/predict", b"created", Content_Type="text/plain")
