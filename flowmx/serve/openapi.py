@@ -53,7 +53,8 @@ def _paths(route: Route, models: ModelRegistry) -> list[tuple[str, Predictor | N
     """Return the paths of a route: one per model if it is a prediction route."""
     if route.is_post and route.path.endswith(("predict", "infer")):
         if "{name}" not in route.path:
-            has_default = models.default_name in models or len(list(models)) == 1
+            names = [models.default_name] if models.default_name is not None else list(models)
+            has_default = len(names) == 1 and names[0] in list(models)
             return [(f"/{route.path}", models.default())] if has_default else []
         return [(f"/{route.path.replace('{name}', name)}", models.find(name)) for name in models]
     return [(f"/{route.path}", None)]
