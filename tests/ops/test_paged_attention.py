@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import flowmx as mx
-from flowmx.ops.nn.paged_attention import cache_shape
+from flowmx.ops.nn.paged_attention import PagedAttention, cache_shape
 from flowmx.ops.registry.dtypes import as_dtype
 
 LENGTHS = (19, 1, 33)
@@ -109,6 +109,14 @@ def test_rotations(size, last):
     example = Example(4, 2, size, 16, last)
     rows, out = example.result(waves, scale=0.2)
     np.testing.assert_allclose(out, example.expected(rows, waves, scale=0.2), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("last", "dtype"), [(1, "float32"), (40, "int8"), (5, "bfloat16")])
+def test_compiled_loops_compute_it(last, dtype, monkeypatch):
+    monkeypatch.setattr(PagedAttention, "forward", None)  # the fallback
+    example = Example(9, 3, 64, 16, last, dtype)
+    rows, out = example.result(scale=0.2)
+    np.testing.assert_allclose(out, example.expected(rows, scale=0.2), rtol=0, atol=TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("page_size", [4, 16])

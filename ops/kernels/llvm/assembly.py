@@ -207,6 +207,12 @@ class Code:
         self.set(variable, value)
         return variable
 
+    def memory(self, count: int) -> Value:
+        """Return the address of uninitialized memory for a number of elements, for one call on one thread."""
+        name = self._name()
+        self._entry.append(f"  {name} = alloca [{count} x {self.real.name}], align 64")
+        return Value("ptr", name)
+
     def get(self, variable: Value) -> Value:
         """Return a variable's value."""
         return self.put(variable.type, f"load {variable.type}, ptr {variable.name}")
