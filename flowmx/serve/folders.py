@@ -9,6 +9,7 @@ from flowmx.errors import AdviceError
 from flowmx.serve.handlers import load_handler
 from flowmx.serve.images import ImageTransform
 from flowmx.serve.mms import Handler, manifest_handler
+from flowmx.serve.model_archives import SUFFIX, unpack
 from flowmx.serve.predictor import Predictor
 
 __all__ = ["create_predictor"]
@@ -23,7 +24,7 @@ def create_predictor(
     """Return the predictor of a model, or of a handler of Multi Model Server.
 
     Args:
-        path: the folder or file of the model.
+        path: the folder or file of the model; a ``.mar`` file is unpacked into a temporary folder.
         handler: a module or file with hooks or a handler; see :func:`load_handler`.
         image: the options of the image transform; True for none.
         **options: arguments of :class:`Predictor`.
@@ -33,9 +34,17 @@ def create_predictor(
             are given for a handler.
         Exception: the model or the handler cannot be loaded.
     """
+    archive = unpack(path) if path.suffix == SUFFIX and not path.is_dir() else None
     folder = path if path.is_dir() else path.parent
+    if archive is not None:
+        folder, handler = archive.path, handler or manifest_handler(archive.path)
+        if handler is None:
+            raise AdviceError(
+                f"{path} names no handler in MAR-INF/MANIFEST.json", "pass handler=...", "pass --handler MODULE:NAME"
+            )
     hooks = None if handler is None else load_handler(handler, folder)
     if isinstance(hooks, Handler):
+        hooks.archive = archive
         extra = [name for name in _OF_MODELS if {**options, "image": image}.get(name)]
         if extra:
             raise AdviceError(

@@ -87,6 +87,8 @@ class Handler:
     ) -> None:
         self.folder = None if folder is None else Path(folder).resolve()
         self.gpu = gpu
+        self.archive: object = None
+        """The owner of the folder, if it is temporary: the folder exists as long as this object."""
         self._target = load_object(handler, self.folder) if isinstance(handler, str) else handler
         if not is_handler(self._target):
             raise ValueError(
@@ -183,6 +185,7 @@ class HandlerModel:
         self.inputs, self.version = Requests(), version
         self.outputs = ("response",)
         self.results: tuple[Input, ...] = ()
+        self._archive = handler.archive
         self._service = handler.service()
         self._context = Context(name, handler.folder, batch_size, handler.gpu, instruments)
 
