@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import re
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from flowmx.comm.metrics import Metrics
 from flowmx.data.codecs import encode
 from flowmx.serve import Handler, InvalidInput, Predictor, Repository, Unavailable
 from flowmx.serve.handlers import load_handler
+from flowmx.serve.metrics import Instruments
 from flowmx.serve.mms_context import Context, RequestProcessor
 from tests.serve.test_http import JSON, Client, carried  # noqa: F401 (a fixture)
 from tests.serve.test_predictor import answers, network
@@ -403,3 +406,12 @@ def test_a_handler_sets_the_status_of_all_requests():
     processors[0].add_response_property("X-Cat", "yes")
     assert processors[0].get_response_header("X-Cat") == "yes"
     assert processors[0].get_response_header() == {"X-Cat": "yes"}
+
+
+def test_the_page_lists_the_attributes_and_methods_of_the_context():
+    page = (Path(__file__).parent.parent.parent / "docs" / "serving.md").read_text(encoding="utf-8")
+    rows = page.split("| attribute or method | meaning |")[1].split("\n\n")[0]
+    listed = set(re.findall(r"\w+", " ".join(row.split("|")[1] for row in rows.splitlines() if "|" in row)))
+    context = Context("name", None, 1, None, Instruments(Metrics()))
+    members = {name for owner in (context, context.metrics) for name in dir(owner) if not name.startswith("_")}
+    assert members - {"begin", "response"} <= listed  # these two are for the service
