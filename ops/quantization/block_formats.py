@@ -31,13 +31,42 @@ class Codes(NamedTuple):
 
     Attributes:
         codes: uint8 (blocks, values of a block).
-        scales: float32 (blocks, groups).
-        minimums: float32 (blocks, groups), or None.
+        scale: float32 (blocks, 1).
+        minimum: float32 (blocks, 1), or None.
+        scale_steps: the scale of each group in units of the block's, int8 or uint8 (blocks, groups); None if a block is
+            one group.
+        minimum_steps: the minimum of each group in negative units of the block's, uint8 (blocks, groups), or None.
     """
 
     codes: Array
-    scales: Array
-    minimums: Array | None = None
+    scale: Array
+    minimum: Array | None = None
+    scale_steps: Array | None = None
+    minimum_steps: Array | None = None
+
+    @property
+    def scales(self) -> Array:
+        """The scale of each group: float32 (blocks, groups)."""
+        return self.scale if self.scale_steps is None else self.scale * self.scale_steps.astype(np.float32)
+
+    @property
+    def minimums(self) -> Array | None:
+        """The minimum of each group: float32 (blocks, groups); None if all are 0."""
+        if self.minimum is None or self.minimum_steps is None:
+            return self.minimum
+        return -(self.minimum * self.minimum_steps.astype(np.float32))
+
+    def values(self, zero: int) -> Array:
+        """Return the values: float32 (blocks, values of a block)."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            scales, minimums = self.scales, self.minimums
+            grouped = self.codes.reshape(*scales.shape, self.codes.shape[1] // scales.shape[1]).astype(np.float32)
+            if zero:
+                grouped -= np.float32(zero)
+            grouped *= scales[..., None]
+            if minimums is not None:
+                grouped += minimums[..., None]
+        return grouped.reshape(self.codes.shape)
 
 
 class BlockFormat(NamedTuple):
@@ -101,8 +130,7 @@ class BlockFormat(NamedTuple):
         if self.unpack is None:
             raise ValueError(f"{self.name} is a format of floating-point numbers, which have no codes")
         self.columns(data.shape[-1])
-        with np.errstate(over="ignore", invalid="ignore"):
-            return self.unpack(np if xp is None else xp, data.reshape(-1, self.nbytes))
+        return self.unpack(np if xp is None else xp, data.reshape(-1, self.nbytes))
 
     def dequantize(self, data: Array, xp: ArrayNamespace | None = None) -> Array:
         """Return the values of uint8 rows (..., bytes of a row), as float32 (..., columns).
@@ -117,15 +145,7 @@ class BlockFormat(NamedTuple):
         shape = (*data.shape[:-1], self.columns(data.shape[-1]))
         if self.widen is not None:
             return self.widen(np if xp is None else xp, _contiguous(data, xp)).reshape(shape)
-        codes, scales, minimums = self.codes(_contiguous(data, xp), xp)
-        grouped = codes.reshape(*scales.shape, self.group).astype(np.float32)
-        with np.errstate(over="ignore", invalid="ignore"):
-            if self.zero:
-                grouped -= np.float32(self.zero)
-            grouped *= scales[..., None]
-            if minimums is not None:
-                grouped += minimums[..., None]
-        return grouped.reshape(shape)
+        return self.codes(_contiguous(data, xp), xp).values(self.zero).reshape(shape)
 
     def quantize(self, values: Array) -> Array:
         """Return values (..., columns) as uint8 rows (..., bytes of a row).
@@ -261,7 +281,7 @@ def _unpack_q4_k(xp: ArrayNamespace, blocks: Array) -> Codes:
     scales = xp.concatenate([first & np.uint8(63), (rest & np.uint8(15)) | upper[0]], axis=-1)
     minimums = xp.concatenate([second & np.uint8(63), (rest >> np.uint8(4)) | upper[1]], axis=-1)
     codes = _nibbles(xp, blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 256)
-    return Codes(codes, numbers[:, :1] * scales.astype(np.float32), -(numbers[:, 1:] * minimums.astype(np.float32)))
+    return Codes(codes, numbers[:, :1], numbers[:, 1:], scales, minimums)
 
 
 def _pack_q4_k(values: Array) -> Array:
@@ -284,8 +304,8 @@ def _unpack_q6_k(xp: ArrayNamespace, blocks: Array) -> Codes:
     lower = _nibbles(xp, blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
     upper = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> xp.asarray([[0], [2], [4], [6]], dtype=np.uint8)
     codes = lower | ((upper & np.uint8(3)) << np.uint8(4))
-    scales = _field(xp, blocks, 192, 208).view(np.int8).astype(np.float32)
-    return Codes(codes.reshape(-1, 256), _numbers(_field(xp, blocks, 208, 210)) * scales)
+    scales = _field(xp, blocks, 192, 208).view(np.int8)
+    return Codes(codes.reshape(-1, 256), _numbers(_field(xp, blocks, 208, 210)), scale_steps=scales)
 
 
 def _pack_q6_k(values: Array) -> Array:

@@ -124,7 +124,7 @@ def check_operator(op, inputs, spec, train):
 @rows("case", [case for case in every_case() if is_compared(case)], of=operator, name=label)
 def test_operators_give_the_same_bits(case):
     cls = lookup(case.op)
-    inputs = [np.asarray(each) for each in case.arrays()]
+    inputs = [np.asarray(each, case.dtypes.get(at, each.dtype)) for at, each in enumerate(case.arrays())]
     op = cls.create(**dict(case.params) | ({cls.variadic: len(inputs)} if cls.variadic else {}))
     spec = op.spec(tuple(each.shape for each in inputs), tuple(each.dtype for each in inputs))
     with np.errstate(all="ignore"):

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.ops.quantization.block_formats import FORMATS
+from flowmx.ops.quantization.interleaved_weights import interleave
 from tests.op_cases.case import Case, Maker, fixed, positive
 
 Dtypes = dict[int, str]
@@ -119,4 +121,41 @@ LAYERS = [
           {"input_dim": 3, "output_dim": 4}, dtypes={1: "int8"}),
 ]  # fmt: skip
 
-CASES = CONVERSIONS + PRODUCTS + LAYERS
+
+
+def _weight(form: str, rows: int, columns: int, tiles: bool = False) -> Maker:
+    """Return a quantized weight, which may be interleaved."""
+
+    def make(rng: np.random.Generator) -> Any:
+        weight = FORMATS[form].quantize(rng.standard_normal((rows, columns)))
+        return interleave(form, weight) if tiles else weight
+
+    return make
+
+
+_ODD = {"num_hidden": 19, "in_units": 64}
+PACKED = [
+    *(
+        _case("_contrib_packed_dense", [(2, 3, 64), _weight(form, 19, 64, tiles)],
+              {**_ODD, "format": form, "interleaved": tiles}, dtypes={1: "uint8"}, recorded=False)
+        for form in ("Q8_0", "Q4_0", "Q4_1", "F16", "BF16", "F32")
+        for tiles in (False, True)
+    ),
+    *(
+        _case("_contrib_packed_dense", [(2, 256), _weight(form, 3, 256, tiles), (3,)],
+              {"num_hidden": 3, "in_units": 256, "format": form, "interleaved": tiles, "no_bias": False},
+              dtypes={1: "uint8"}, recorded=False)
+        for form in ("Q4_K", "Q6_K")
+        for tiles in (False, True)
+    ),
+    *(
+        _case("_contrib_packed_embedding", [fixed([[0, 18], [99, -1]]), _weight("Q4_1", 19, 64, tiles)],
+              {"input_dim": 19, "output_dim": 64, "format": "Q4_1", "interleaved": tiles}, dtypes={1: "uint8"},
+              recorded=False)
+        for tiles in (False, True)
+    ),
+    _case("_contrib_interleave_weight", [_weight("Q4_0", 19, 64)], {"format": "Q4_0"}, dtypes={0: "uint8"},
+          recorded=False),
+]  # fmt: skip
+
+CASES = CONVERSIONS + PRODUCTS + LAYERS + PACKED

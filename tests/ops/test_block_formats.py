@@ -122,7 +122,8 @@ def test_zeros_tiny_values_and_no_rows(name):
 def test_codes_scales_and_minimums_give_the_values():
     for name in SCALARS:
         form, data = FORMATS[name], _bytes(name)
-        codes, scales, minimums = form.codes(data)
+        contents = form.codes(data)
+        codes, scales, minimums = contents.codes, contents.scales, contents.minimums
         assert codes.max() < 1 << form.bits
         values = np.repeat(scales, form.group, axis=1) * (codes.astype(np.float32) - form.zero)
         values += 0 if minimums is None else np.repeat(minimums, form.group, axis=1)

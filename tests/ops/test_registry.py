@@ -107,6 +107,7 @@ ELSEWHERE: dict[str, str] = {
     "Custom": "the user's own: tests/ops/test_custom_operators.py",
     "_sum_like": "the gradient of broadcasting, checked with every broadcast_*",
     "_cast_like": "the gradient of Cast",
+    "_contrib_packed_dense": "the gradient is checked for quantized weights: tests/ops/test_packed_dense.py",
     "_take_along": "the gradient of sort and topk, checked with their second gradients",
 }
 

@@ -20,6 +20,7 @@ MODULES = (
     "joined_normalization",
     "normalization",
     "optimizers",
+    "packed_dense",
     "paged_attention",
     "recurrent",
     "recurrent_cells",

@@ -1,0 +1,425 @@
+"""Products of few or many rows of data with interleaved, quantized weights.
+
+A call has two loops. The first one rounds data to 8 bits, in blocks of 32 values with a scale each. The second one
+multiplies: for each tile of 16 outputs and each group of 32 codes it adds up integer products, 4 per instruction and
+lane, and then adds the sum, times both scales, to the outputs in registers. Up to 8 rows of data share the codes in
+registers, and all rows of a task share a tile in the first-level cache.
+
+Weights of floating-point numbers need no rounding: the second loop multiplies data as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import NamedTuple
+
+from flowmx.ops.kernels.llvm.assembly import BFLOAT, FLOAT, HALF, Code, FloatType, Value
+from flowmx.ops.kernels.llvm.background_compilation import Program
+from flowmx.ops.quantization.interleaved_weights import GROUP, TILE, Layout, layout_of
+
+BLOCKS = (8, 4, 2, 1)
+"""The numbers of rows that share the codes in registers, largest first."""
+_NUMBERS = {"F32": FLOAT, "F16": HALF, "BF16": BFLOAT}
+_INT = "<16 x i32>"
+_BYTES = "<64 x i8>"
+_TINY = 0x03800000
+"""The bits of 2**-120: 127 divided by it is not infinite. A block of smaller values
+becomes 0."""
+_INFINITY = 0x7F800000
+
+
+class Kind(NamedTuple):
+    """The key of a function.
+
+    Attributes:
+        format: the format of the weights.
+        data: the element type of data, bias and output.
+        has_bias: whether there is a bias.
+        instructions: how integer products are added up; see :func:`instructions_of`.
+    """
+
+    format: str
+    data: FloatType
+    has_bias: bool
+    instructions: str
+
+
+def instructions_of(features: frozenset[str]) -> str:
+    """Return how a processor with these features adds up integer products.
+
+    ``vnni`` and ``vnni256`` add four products in one instruction, on vectors of 64 and of 32 bytes; ``pairs`` are
+    AVX2's sums of pairs; ``plain`` is arithmetic of 32 bits for any processor.
+    """
+    if "avx512vnni" in features and "avx512vl" in features:
+        return "vnni"
+    if "avxvnni" in features:
+        return "vnni256"
+    return "pairs" if "avx2" in features else "plain"
+
+
+class Dot:
+    """Adds products of unsigned codes and signed data to sums."""
+
+    def __init__(self, code: Code, kind: str, bits: int) -> None:
+        self._code = code
+        self._add = {"vnni": self._vnni, "vnni256": self._vnni256, "pairs": self._pairs, "plain": self._plain}[kind]
+        self._bits = bits
+
+    def add(self, total: Value, codes: Value, data: Value) -> Value:
+        """Return the sums of 16 lanes, each with 4 products added; all vectors are 16 x i32."""
+        return self._add(total, codes, data)
+
+    def _half(self, vector: Value, at: int, type: str = "i32", count: int = 8) -> Value:
+        places = ", ".join(f"i32 {at * count + lane}" for lane in range(count))
+        text = f"shufflevector {vector}, {vector.type} poison, <{count} x i32> <{places}>"
+        return self._code.put(f"<{count} x {type}>", text)
+
+    def _joined(self, parts: Sequence[Value]) -> Value:
+        places = ", ".join(f"i32 {lane}" for lane in range(16))
+        return self._code.put(_INT, f"shufflevector {parts[0]}, {parts[1]}, <16 x i32> <{places}>")
+
+    def _as(self, type: str, value: Value) -> Value:
+        return self._code.put(type, f"bitcast {value} to {type}")
+
+    def _vnni(self, total: Value, codes: Value, data: Value) -> Value:
+        arguments = (total, self._as(_BYTES, codes), self._as(_BYTES, data))
+        return self._code.call("llvm.x86.avx512.vpdpbusd.512", _INT, *arguments)
+
+    def _vnni256(self, total: Value, codes: Value, data: Value) -> Value:
+        kind, parts = "<32 x i8>", []
+        for at in range(2):
+            arguments = [self._as(kind, self._half(each, at)) for each in (codes, data)]
+            name = "llvm.x86.avx512.vpdpbusd.256"
+            parts.append(self._code.call(name, "<8 x i32>", self._half(total, at), *arguments))
+        return self._joined(parts)
+
+    def _pairs(self, total: Value, codes: Value, data: Value) -> Value:
+        code, parts = self._code, []
+        for at in range(2):
+            weights, numbers = (self._as("<32 x i8>", self._half(each, at)) for each in (codes, data))
+            if self._bits < 8:  # a sum of two products fits into 16 bits
+                pairs = code.call("llvm.x86.avx2.pmadd.ub.sw", "<16 x i16>", weights, numbers)
+                one = Value("<16 x i16>", "splat (i16 1)")
+                sums = code.call("llvm.x86.avx2.pmadd.wd", "<8 x i32>", pairs, one)
+            else:
+                sums = self._sums_of_words(weights, numbers)
+            parts.append(code.put("<8 x i32>", f"add {self._half(total, at)}, {sums.name}"))
+        return self._joined(parts)
+
+    def _sums_of_words(self, weights: Value, numbers: Value) -> Value:
+        """Return the sums of 4 products each of 32 unsigned and 32 signed bytes."""
+        code, kind, parts = self._code, "<16 x i16>", []
+        for at in range(2):
+            wide = code.put(kind, f"zext {self._half(weights, at, 'i8', 16)} to {kind}")
+            signed = code.put(kind, f"sext {self._half(numbers, at, 'i8', 16)} to {kind}")
+            parts.append(code.call("llvm.x86.avx2.pmadd.wd", "<8 x i32>", wide, signed))
+        both = self._joined(parts)
+        lanes = [
+            code.put("<8 x i32>", f"shufflevector {both}, {_INT} poison, <8 x i32> <{places}>")
+            for places in (", ".join(f"i32 {2 * lane + odd}" for lane in range(8)) for odd in range(2))
+        ]
+        return code.put("<8 x i32>", f"add {lanes[0]}, {lanes[1].name}")
+
+    def _plain(self, total: Value, codes: Value, data: Value) -> Value:
+        code = self._code
+        for at in range(4):
+            weights = code.put(_INT, f"and {self._shifted('lshr', codes, 8 * at)}, splat (i32 255)")
+            numbers = self._shifted("ashr", self._shifted("shl", data, 24 - 8 * at), 24)
+            total = code.put(_INT, f"add {total}, {code.put(_INT, f'mul {weights}, {numbers.name}').name}")
+        return total
+
+    def _shifted(self, name: str, value: Value, count: int) -> Value:
+        return self._code.put(_INT, f"{name} {value}, splat (i32 {count})") if count else value
+
+
+class Group(NamedTuple):
+    """A group of codes of a tile, in registers.
+
+    Attributes:
+        vectors: the codes, a list for each part of the group.
+        scales: the scales of each part.
+        minimum: the minimums, or None.
+    """
+
+    vectors: list[list[Value]]
+    scales: list[Value]
+    minimum: Value | None
+
+
+WORDS = ("tiles", "tile_chunk", "tile_chunks", "rows", "row_chunk", "columns", "outputs")
+"""The numbers of tiles, of tiles of a task, of such chunks, of rows of data, of rows of a task, of values of a row, and
+of outputs."""
+
+
+class Writer:
+    """Generates the LLVM code of the product; its arrays are output, weights, bias, and rounded data or data."""
+
+    def __init__(self, kind: Kind, features: frozenset[str]) -> None:
+        self.kind = kind
+        self.layout = layout_of(kind.format)
+        self.code = code = Code(features=features)
+        (
+            self.tiles, self.tile_chunk, self.tile_chunks, self.rows, self.row_chunk, self.columns, self.outputs
+        ) = [code.word() for _ in WORDS]  # fmt: skip
+        self.out = code.array(kind.data)
+        self.weights = code.array(_NUMBERS.get(kind.format))
+        self.bias = code.array(kind.data) if kind.has_bias else None
+        self.dot = Dot(code, kind.instructions, 8 if self.layout.zero == 128 else self.layout.bits - 1)
+        if self.layout.is_float:
+            self.data = code.array(kind.data)
+        else:
+            self.data, self.scales, self.sums = code.array(), code.array(), code.array()
+
+    def write(self) -> str:
+        """Return the text: for each task, its tiles, and for each of them the blocks of rows."""
+        code = self.code
+        with code.tasks() as task:
+            number = code.divided(task, self.tile_chunks)
+            top = code.times(number, self.row_chunk)
+            bottom = code.least(code.plus(top, self.row_chunk), self.rows)
+            first = code.times(code.minus(task, code.times(number, self.tile_chunks)), self.tile_chunk)
+            with code.loop(first, code.least(code.plus(first, self.tile_chunk), self.tiles)) as tile:
+                start = top
+                for count in BLOCKS:
+                    length = code.minus(bottom, start)
+                    stop = code.plus(start, code.put("i64", f"and {length}, {-count}"))
+                    with code.loop(start, stop, count) as row:
+                        self._block(count, row, tile)
+                    start = stop
+        return code.finish()
+
+    def _block(self, count: int, row: Value, tile: Value) -> None:
+        """Compute 16 outputs of ``count`` rows."""
+        code = self.code
+        rows = [code.plus(row, at) if at else row for at in range(count)]
+        totals = self._multiply_numbers(rows, tile) if self.layout.is_float else self._multiply_codes(rows, tile)
+        column = code.times(tile, TILE)
+        mask = code.first_lanes(code.minus(self.outputs, column))
+        bias = None if self.bias is None else code.load(self.bias, column, mask)
+        for each, total in zip(rows, totals, strict=True):
+            value = total if bias is None else code.binary("fadd", total, bias)
+            code.store(value, self.out, code.plus(code.times(each, self.outputs), column), mask)
+
+    # -- floating-point weights ------------------------------------------------------------------------
+
+    def _multiply_numbers(self, rows: Sequence[Value], tile: Value) -> list[Value]:
+        """Return the sums of products, one vector for each row."""
+        code, ways = self.code, max(1, 4 // len(rows))
+        start = code.times(code.times(tile, self.columns), TILE)
+        offsets = [code.times(row, self.columns) for row in rows]
+        sums = [[code.local(code.constant(0.0)) for _ in range(ways)] for _ in rows]
+
+        def multiply(column: Value, way: int) -> None:
+            weights = code.load(self.weights, code.plus(start, code.times(column, TILE)))
+            for offset, totals in zip(offsets, sums, strict=True):
+                number = code.spread(code.load_one(self.data, code.plus(offset, column)))
+                total = totals[way]
+                code.set(total, code.intrinsic("llvm.fma", weights, number, code.get(total)))
+
+        whole = code.put("i64", f"and {self.columns}, {-4}")
+        with code.loop(code.index(0), whole, 4) as column:
+            for at in range(4):
+                multiply(code.plus(column, at), at % ways)
+        with code.loop(whole, self.columns) as column:
+            multiply(column, 0)
+        return [self._added([code.get(each) for each in totals]) for totals in sums]
+
+    def _added(self, values: Sequence[Value]) -> Value:
+        total, *rest = values
+        for each in rest:
+            total = self.code.binary("fadd", total, each)
+        return total
+
+    # -- codes -----------------------------------------------------------------------------------------
+
+    def _multiply_codes(self, rows: Sequence[Value], tile: Value) -> list[Value]:
+        """Return the sums of products, one vector for each row."""
+        code, layout = self.code, self.layout
+        totals = [code.local(code.constant(0.0)) for _ in rows]
+        records = self._fraction(self.columns, GROUP * layout.groups)
+        start = code.times(code.times(tile, records), layout.record_bytes)
+        with code.loop(code.index(0), records) as record:
+            head = code.plus(start, code.times(record, layout.record_bytes))
+            scale = self._load_numbers(head)
+            minimum = self._load_numbers(code.plus(head, 2 * TILE)) if layout.has_minimums else None
+            body = code.plus(head, layout.head)
+            first = code.times(record, layout.groups)
+            if layout.groups == 1:
+                self._add_group(self._group(body, scale, minimum), rows, first, totals)
+            else:
+                with code.loop(code.index(0), code.index(layout.groups)) as at:
+                    place = code.plus(body, code.times(at, layout.group_bytes))
+                    self._add_group(self._group(place, scale, minimum), rows, code.plus(first, at), totals)
+        return [code.get(total) for total in totals]
+
+    def _fraction(self, value: Value, divisor: int) -> Value:
+        return self.code.divided(value, Value("i64", str(divisor)))
+
+    def _load(self, type: str, place: Value) -> Value:
+        return self.code.put(type, f"load {type}, {self.code.at(self.weights, place, 'i8')}, align 2")
+
+    def _load_numbers(self, place: Value) -> Value:
+        """Load 16 float16 numbers."""
+        return self.code.put(self.code.vector, f"fpext {self._load('<16 x half>', place)} to {self.code.vector}")
+
+    def _group(self, place: Value, scale: Value, minimum: Value | None) -> Group:
+        """Load a group, given the scale and minimum of its record."""
+        code, layout = self.code, self.layout
+        scales = [scale] * layout.parts
+        if layout.has_steps:
+            convert = "uitofp" if layout.has_minimums else "sitofp"
+            steps = [
+                code.put(
+                    code.vector, f"{convert} {self._load('<16 x i8>', code.plus(place, at * TILE))} to {code.vector}"
+                )
+                for at in range(layout.parts + layout.has_minimums)
+            ]
+            scales = [code.binary("fmul", scale, each) for each in steps[: layout.parts]]
+            if minimum is not None:
+                minimum = code.binary("fmul", minimum, code.put(code.vector, f"fneg {steps[-1]}"))
+        loaded = [self._load(_INT, code.plus(place, layout.steps + 64 * at)) for at in range(layout.vectors)]
+        codes = self._nibbles(loaded) if layout.bits == 4 else loaded
+        size = len(codes) // layout.parts
+        return Group([codes[at * size : (at + 1) * size] for at in range(layout.parts)], scales, minimum)
+
+    def _nibbles(self, vectors: Sequence[Value]) -> list[Value]:
+        code, mask = self.code, f"splat (i32 {0x0F0F0F0F})"
+        lower = [code.put(_INT, f"and {each}, {mask}") for each in vectors]
+        shifted = [code.put(_INT, f"lshr {each}, splat (i32 4)") for each in vectors]
+        return [*lower, *(code.put(_INT, f"and {each}, {mask}") for each in shifted)]
+
+    def _add_group(self, group: Group, rows: Sequence[Value], number: Value, totals: Sequence[Value]) -> None:
+        """Add the products of a group to the totals of rows."""
+        code, parts = self.code, self.layout.parts
+        groups = self._fraction(self.columns, GROUP)
+        for row, total in zip(rows, totals, strict=True):
+            at = code.plus(code.times(row, groups), number)
+            unit = code.spread(code.load_one(self.scales, at))
+            data = code.at(self.data, code.times(at, GROUP), "i8")
+            value = code.get(total)
+            for part, (vectors, scale) in enumerate(zip(group.vectors, group.scales, strict=True)):
+                sums = self._first_sums(code.plus(code.times(at, parts), part))
+                for place, codes in enumerate(vectors):
+                    four = self._four(data, part * len(vectors) + place)
+                    sums = self.dot.add(sums, codes, four)
+                real = code.put(code.vector, f"sitofp {sums} to {code.vector}")
+                value = code.intrinsic("llvm.fma", real, code.binary("fmul", scale, unit), value)
+            if group.minimum is not None:
+                value = code.intrinsic("llvm.fma", group.minimum, code.spread(code.load_one(self.sums, at)), value)
+            code.set(total, value)
+
+    def _first_sums(self, at: Value) -> Value:
+        """Return the integer sums before the first product: the sum of the data, times the negative code of 0."""
+        if not self.layout.zero:
+            return Value(_INT, "zeroinitializer")
+        return self.code.spread(self.code.put("i32", f"load i32, {self.code.at(self.sums, at, 'i32')}, align 4"))
+
+    def _four(self, data: Value, place: int) -> Value:
+        """Return 4 rounded values in each lane."""
+        address = self.code.at(data, self.code.index(place), "i32")
+        return self.code.spread(self.code.put("i32", f"load i32, {address}, align 4"))
+
+
+class Rounding(NamedTuple):
+    """The key of a function that rounds data.
+
+    Attributes:
+        data: the element type of data.
+        zero: the code of 0 of the weights.
+        parts: the number of integer sums of a block.
+    """
+
+    data: FloatType
+    zero: int
+    parts: int
+
+
+class RoundingWriter:
+    """Generates the LLVM code that rounds data; its arrays are rounded data, scales, sums, and data.
+
+    The sums are those of the data, if weights have minimums; or integers for :meth:`Writer._first_sums`.
+    """
+
+    def __init__(self, kind: Rounding, features: frozenset[str]) -> None:
+        self.kind = kind
+        self.code = code = Code(features=features)
+        self.blocks, self.share = code.word(), code.word()
+        self.rounded, self.scales, self.sums = code.array(), code.array(), code.array()
+        self.data = code.array(kind.data)
+
+    def write(self) -> str:
+        """Return the text: for each task, its blocks."""
+        code = self.code
+        with code.tasks() as task:
+            first = code.times(task, self.share)
+            with code.loop(first, code.least(code.plus(first, self.share), self.blocks)) as block:
+                self._block(block)
+        return code.finish()
+
+    def _block(self, block: Value) -> None:
+        code = self.code
+        start = code.times(block, GROUP)
+        values = [code.load(self.data, code.plus(start, at)) for at in (0, 16)]
+        bits = [
+            code.put(_INT, f"and {code.put(_INT, f'bitcast {each} to {_INT}')}, splat (i32 2147483647)")
+            for each in values
+        ]
+        largest = code.call("llvm.vector.reduce.umax.v16i32", "i32", code.call("llvm.umax.v16i32", _INT, *bits))
+        is_tiny = code.put("i1", f"icmp ult {largest}, {_TINY}")
+        is_finite = code.put("i1", f"icmp ult {largest}, {_INFINITY}")
+        size = code.put("float", f"bitcast {largest} to float")
+        scale = code.put("float", f"fdiv {size}, 1.270000e+02")
+        factor = code.put("float", f"fdiv float 1.270000e+02, {size.name}")
+        zero, nan = Value("float", "0.000000e+00"), Value("float", "0x7FF8000000000000")
+        factor, scale = code.choose(is_tiny, zero, factor), code.choose(is_tiny, zero, scale)
+        scale = code.choose(is_finite, scale, nan)
+        code.store_one(scale, self.scales, block)
+        whole = [self._rounded(each, code.spread(factor), code.spread(is_finite)) for each in values]
+        for at, each in enumerate(whole):
+            place = code.at(self.rounded, code.plus(start, 16 * at), "i8")
+            code.do(f"store {code.put('<16 x i8>', f'trunc {each} to <16 x i8>')}, {place}, align 1")
+        self._store_sums(whole, block, scale)
+
+    def _rounded(self, values: Value, factor: Value, is_finite: Value) -> Value:
+        code = self.code
+        steps = code.choose(is_finite, code.binary("fmul", values, factor), code.constant(0.0))
+        return code.put(_INT, f"fptosi {code.intrinsic('llvm.rint', steps)} to {_INT}")
+
+    def _store_sums(self, whole: Sequence[Value], block: Value, scale: Value) -> None:
+        code, (_, zero, parts) = self.code, self.kind
+        lanes = list(whole) if parts == 2 else [code.put(_INT, f"add {whole[0]}, {whole[1].name}")]
+        for part, each in enumerate(lanes):
+            total = code.call("llvm.vector.reduce.add.v16i32", "i32", each)
+            place = code.plus(code.times(block, parts), part)
+            if zero:
+                total = code.put("i32", f"mul {total}, {-zero}")
+                code.do(f"store {total}, {code.at(self.sums, place, 'i32')}, align 4")
+            else:
+                real = code.put("float", f"sitofp {total} to float")
+                code.store_one(code.binary("fmul", real, scale), self.sums, place)
+
+
+def _write(kind: Kind, features: frozenset[str]) -> str:
+    return Writer(kind, features).write()
+
+
+def _write_rounding(kind: Rounding, features: frozenset[str]) -> str:
+    return RoundingWriter(kind, features).write()
+
+
+@cache
+def product_program(kind: Kind) -> Program:
+    """Return the function that multiplies; see :class:`Writer`."""
+    return Program(partial(_write, kind), is_optimized=True)
+
+
+@cache
+def rounding_program(kind: Rounding) -> Program:
+    """Return the function that rounds data; see :class:`RoundingWriter`."""
+    return Program(partial(_write_rounding, kind), is_optimized=True)
+
+
+def rounding_of(layout: Layout, data: FloatType) -> Rounding:
+    """Return the rounding of data for weights of a layout."""
+    return Rounding(data, layout.zero, layout.parts if layout.zero else 1)
