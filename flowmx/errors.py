@@ -120,6 +120,18 @@ class KVStoreError(MXNetError, ValueError):
     """An invalid request to a KVStore, such as an unknown key or a value that does not match its key."""
 
 
+class Overloaded(MXNetError):
+    """A service has no room for a request.
+
+    Attributes:
+        retry_after: seconds until it should have room.
+    """
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 class EngineError(MXNetError):
     """An invalid use of the engine."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -17,6 +18,7 @@ from flowmx.ndarray import NDArray
 from flowmx.ops.nn.paged_attention import cache_shape
 from flowmx.ops.registry.dtypes import DTypeLike, as_dtype, name_of
 from flowmx.ops.registry.tensors import Functions
+from flowmx.suggestions import did_you_mean
 
 __all__ = ["PagedDecoder", "PagedModel"]
 
@@ -144,6 +146,28 @@ class PagedDecoder:
             if not 0 <= page < self.pages:
                 raise IndexError(f"PagedDecoder: there is no page {page}, only 0 to {self.pages - 1}")
         self._cache[:, :, target : target + 1] = self._cache[:, :, source : source + 1]
+
+    def clear(self) -> None:
+        """Push the erasure of the cache."""
+        self._cache[:] = 0
+
+    def set_parameters(self, parameters: Mapping[str, NDArray]) -> None:
+        """Push new values of parameters, by name.
+
+        Raises:
+            ParameterError: the network has no parameter of a name; then none is changed.
+            ShapeError: a shape is not that of the parameter.
+        """
+        own = self.net.collect_params()
+        for name, value in parameters.items():
+            if name not in own:
+                raise ParameterError(
+                    f"PagedDecoder: the network has no parameter {name!r}{did_you_mean(name, list(own))}"
+                )
+            if own[name].shape != value.shape:
+                raise ShapeError(f"PagedDecoder: {name} has the shape {value.shape}, expected {own[name].shape}")
+        for name, value in parameters.items():
+            own[name].set_data(value)
 
     def _padded(self, batch: StepBatch, forms: _Forms) -> list[HostArray[np.int32]]:
         """Return the arrays of a batch in their forms: padding is written to the last page, which no sequence has."""

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from flowmx.errors import MXNetError
+from flowmx.errors import MXNetError, Overloaded
 
 __all__ = ["InvalidInput", "Overloaded", "Unavailable"]
 
 
 class InvalidInput(MXNetError, ValueError):
     """An input does not match the model; the message states the actual and the expected input."""
-
-
-class Overloaded(MXNetError):
-    """The queue is full.
-
-    Attributes:
-        retry_after: seconds until the queue should have room.
-    """
-
-    def __init__(self, message: str, retry_after: float) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
 
 
 class Unavailable(MXNetError):

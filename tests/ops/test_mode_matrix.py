@@ -19,7 +19,8 @@ SCOPES = [each for each in FEATURES if each.is_scope]
 HELPERS = {
     "base": "names", "callback": "functions that a fit calls", "context": "devices", "library": "other processes",
     "generation": "steps of a decoder", "log": "text", "metric": "numbers", "monitor": "text", "onnx": "files",
-    "plan": "a report", "progress": "text", "registry": "tables", "rtc": "GPUs", "runtime": "facts", "test_utils": "checks", "util": "decorators",
+    "plan": "a report", "progress": "text",
+    "registry": "tables", "rtc": "GPUs", "runtime": "facts", "test_utils": "checks", "util": "decorators",
     "visualization": "pictures",
 }  # fmt: skip
 """Public modules that are not features, and what they contain."""

@@ -1,0 +1,398 @@
+"""Generators: a language model whose texts are awaited by any number of tasks, and computed in shared steps."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from flowmx.comm.metrics import Metrics
+from flowmx.errors import EngineError, MXNetError
+from flowmx.generation.generation import Ending, Generation, Request, Vocabulary
+from flowmx.generation.metrics import GeneratorMetrics
+from flowmx.generation.pages import PagePool
+from flowmx.generation.prompt_lookup import PromptLookup
+from flowmx.generation.sampling import Choice, Floats, Sampler, Sampling
+from flowmx.generation.scheduling import Part, Scheduler, Step, TokenSequence
+from flowmx.generation.step_batch import StepBatch
+from flowmx.generation.stopping import StopStrings
+from flowmx.ndarray import NDArray
+
+__all__ = ["Decoder", "Generator"]
+
+Messages = Sequence[Mapping[str, object]]
+_LARGE = 1 << 16
+"""The number of logits above which sampling runs on another thread, so that the event loop is not blocked."""
+_POLICIES = ("step", "recompute", "drain")
+
+
+class Decoder(Protocol):
+    """Computes the steps of a generator; see :class:`~flowmx.generation.PagedDecoder`."""
+
+    @property
+    def pages(self) -> int: ...
+
+    @property
+    def page_size(self) -> int: ...
+
+    def step(self, batch: StepBatch) -> NDArray:
+        """Push a step; return the logits (R, vocabulary)."""
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Push a copy of a page."""
+
+    def clear(self) -> None:
+        """Push the erasure of the cache, after a step has failed."""
+
+    def set_parameters(self, parameters: Mapping[str, NDArray]) -> None:
+        """Push new values of parameters."""
+
+
+class Tokenizer(Vocabulary, Protocol):
+    """Converts texts to tokens; see :class:`~flowmx.generation.Tokenizer`."""
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Return the tokens of a text."""
+
+
+class Template(Protocol):
+    """Converts chats to prompts; see :class:`~flowmx.generation.ChatTemplate`."""
+
+    def render(self, messages: Messages, add_generation_prompt: bool = True, tools: Any = None) -> str:
+        """Return the prompt of a chat."""
+
+
+class Generator:
+    """A language model that generates text for many requests at once.
+
+    The requests share steps: each step computes the next token of every running request, and a part of the prompts of
+    new ones. The keys and values of equal beginnings of prompts are computed once.
+
+    Args:
+        decoder: the model and its cache.
+        tokenizer: converts texts to tokens; without one, prompts are tokens and generated tokens have no text.
+        template: converts chats to prompts.
+        name: the name of the model in metrics.
+        max_sequences: the maximum number of requests in a step.
+        prefill_tokens: the maximum number of tokens of prompts in a step.
+        max_requests: the maximum number of unfinished requests.
+        max_length: the maximum number of tokens of a prompt and its text (default: the size of the cache).
+        drafts: the number of guesses per step for requests whose text repeats their prompt (speculative decoding by
+            prompt lookup); 0 for none. It does not change the tokens.
+        metrics: the registry of metrics (default: a new one).
+
+    Attributes:
+        name: as passed.
+        metrics: the registry of metrics.
+        version: the version of the weights: the number of times that they have been replaced.
+        max_length: the maximum number of tokens of a prompt and its text.
+
+    Raises:
+        ValueError: a number is not positive.
+
+    Example:
+        >>> async with Generator.load("model.gguf") as generator:
+        ...     async for token in generator("Once upon a time", max_tokens=50):
+        ...         print(token.text, end="", flush=True)
+    """
+
+    def __init__(
+        self, decoder: Decoder, tokenizer: Tokenizer | None = None, template: Template | None = None,
+        name: str = "model", max_sequences: int = 16, prefill_tokens: int = 256, max_requests: int = 1024,
+        max_length: int | None = None, drafts: int = 0, metrics: Metrics | None = None,
+    ) -> None:  # fmt: skip
+        self.decoder, self.tokenizer, self.template, self.name = decoder, tokenizer, template, name
+        self._scheduler = Scheduler(
+            PagePool(decoder.pages, decoder.page_size), max_sequences, prefill_tokens, max_requests
+        )
+        self.max_length = min(max_length or self._scheduler.capacity, self._scheduler.capacity)
+        self._lookup = PromptLookup(drafts) if drafts else None
+        self.metrics = Metrics() if metrics is None else metrics
+        self._counts = GeneratorMetrics.of(self.metrics)
+        self.version = 0
+        self._requests: dict[TokenSequence, Request] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._wakeup = asyncio.Event()
+        self._swaps: list[tuple[Mapping[str, NDArray] | None, str, asyncio.Future[int]]] = []
+        self._preemptions = 0
+        self._is_closed = False
+
+    def __call__(
+        self, prompt: str | Sequence[int] | Messages, *, max_tokens: int | None = None,
+        stop: str | Sequence[str] = (), priority: int = 0, tools: Sequence[Mapping[str, object]] | None = None,
+        ignore_end: bool = False, response_format: Mapping[str, object] | None = None, **sampling: Any,
+    ) -> Generation:  # fmt: skip
+        """Begin a generation, and return it; its tokens are computed by a task of the running event loop.
+
+        Args:
+            prompt: a text, tokens, or the messages of a chat, each with ``role`` and ``content``.
+            max_tokens: the maximum number of tokens (default: as many as ``max_length`` allows).
+            stop: strings that end the text.
+            priority: requests of a higher priority are computed first.
+            tools: tools that the chat template describes to the model.
+            ignore_end: generate also after the tokenizer's end tokens.
+            response_format: the format of the text; only ``{"type": "text"}`` is supported.
+            **sampling: fields of :class:`Sampling`.
+
+        Raises:
+            ValueError: a setting is out of range, or the prompt is empty, too long or not in the vocabulary.
+            TypeError: a setting has the wrong type, or the prompt needs a tokenizer or a template that is missing.
+            Overloaded: there are too many unfinished requests.
+            EngineError: the generator is closed, or runs on another event loop.
+        """
+        if response_format is not None and response_format.get("type") != "text":
+            raise ValueError(f"response_format is {response_format!r}, expected {{'type': 'text'}}")
+        settings = Sampling(**sampling)
+        tokens = self._tokens(prompt, tools)
+        room = self.max_length - len(tokens)
+        if room < 1:
+            raise ValueError(
+                f"the prompt has {len(tokens)} tokens, expected at most {self.max_length - 1}: shorten it, or raise "
+                "max_length and the size of the cache"
+            )
+        if max_tokens is not None and (isinstance(max_tokens, bool) or max_tokens < 1):
+            raise ValueError(f"max_tokens is {max_tokens}, expected 1 or more")
+        self._enter_loop()
+        sequence = TokenSequence(tokens, priority)
+        ends = frozenset() if ignore_end or self.tokenizer is None else self.tokenizer.end_tokens
+        ending = Ending(min(room, max_tokens or room), ends, StopStrings([stop] if isinstance(stop, str) else stop))
+        request = Request(sequence, Sampler(settings, tokens), ending, self.tokenizer, self._lookup, self._wake)
+        self._scheduler.add(sequence)
+        self._requests[sequence] = request
+        self._counts.prompt_tokens.add(self.name, by=len(tokens))
+        self._wake()
+        return Generation(request)
+
+    async def swap(self, parameters: Mapping[str, NDArray] | None = None, policy: str = "step") -> int:
+        """Replace weights between two steps; return their version.
+
+        Args:
+            parameters: new values by name of the parameter; None if they have been written already, for example by
+                ``trainer.step()``.
+            policy: ``"step"``: running requests continue with the new weights and their present keys and values;
+                ``"recompute"``: they compute their keys and values again; ``"drain"``: they finish with the present
+                weights, and waiting requests begin with the new ones.
+
+        Raises:
+            ValueError: the policy is unknown.
+            EngineError: the generator is closed.
+        """
+        if policy not in _POLICIES:
+            raise ValueError(f"policy is {policy!r}, expected one of {', '.join(_POLICIES)}")
+        self._enter_loop()
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._swaps.append((parameters, policy, future))
+        self._wake()
+        return await future
+
+    async def aclose(self) -> None:
+        """End all generations; their readers get an :class:`EngineError`."""
+        self._is_closed = True
+        if self._task is not None and self._loop is asyncio.get_running_loop():
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        self._fail_all(EngineError("the generator is closed"))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __len__(self) -> int:
+        """Return the number of unfinished requests."""
+        return len(self._requests)
+
+    # -- requests --------------------------------------------------------------------------------------
+
+    def _tokens(self, prompt: str | Sequence[int] | Messages, tools: Any) -> list[int]:
+        """Return the tokens of a prompt."""
+        is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+        if is_chat:
+            if self.template is None:
+                raise TypeError("the prompt is a chat, but the model has no chat template: pass a text, or template=")
+            prompt = self.template.render(prompt, tools=tools)  # type: ignore[arg-type]
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise TypeError("the prompt is a text, but the generator has no tokenizer: pass tokens, or tokenizer=")
+            return self.tokenizer.encode(prompt, special=not is_chat)
+        tokens = [int(token) for token in np.asarray(prompt, np.int64).reshape(-1)]
+        if not tokens:
+            raise ValueError("the prompt has no tokens: pass at least one, such as the tokenizer's first token")
+        return tokens
+
+    def _enter_loop(self) -> None:
+        """Start the task that computes steps, if it does not run."""
+        if self._is_closed:
+            raise EngineError("the generator is closed")
+        loop = asyncio.get_running_loop()
+        if self._task is not None and not self._task.done() and self._loop is not loop:
+            if self._loop is None or not self._loop.is_closed():
+                raise EngineError("the generator runs on another event loop: use it from one loop at a time")
+            self._fail_all(EngineError("the event loop of the request has ended"))
+        if self._task is None or self._task.done() or self._loop is not loop:
+            self._loop, self._wakeup = loop, asyncio.Event()
+            self._task = loop.create_task(self._run(), name=f"flowmx-generator-{self.name}")
+
+    def _wake(self) -> None:
+        """Wake the task; this may be called by any thread."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._wakeup.set)
+
+    def _fail_all(self, error: MXNetError) -> None:
+        for request in list(self._requests.values()):
+            self._end(request, error)
+        for *_, future in self._swaps:
+            if not future.done():
+                future.set_exception(error)
+        self._swaps.clear()
+
+    def _end(self, request: Request, error: BaseException | None = None) -> None:
+        """Remove a request and release its pages."""
+        if error is not None:
+            request.fail(error)
+        self._scheduler.finish(request.sequence)
+        if self._requests.pop(request.sequence, None) is not None and request.finish_reason is not None:
+            self._counts.finished.add(self.name, request.finish_reason)
+            self._counts.whole.observe(time.monotonic() - request.started, self.name)
+
+    # -- steps -----------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            self._wakeup.clear()
+            self._apply_swaps()
+            step = self._scheduler.schedule()
+            for request in [each for each in self._requests.values() if each.sequence.finished]:
+                self._end(request)  # cancelled
+            self._update_gauges()
+            if step is not None:
+                await self._compute(step)
+            elif self._swaps and not self._scheduler.running:
+                continue  # a drain is complete
+            elif not self._requests and not self._swaps:
+                return  # the next request starts another task
+            else:
+                await self._wakeup.wait()
+
+    async def _compute(self, step: Step) -> None:
+        """Compute a step, and pass each request its tokens."""
+        version = self.version
+        try:
+            for copy in step.copies:
+                self.decoder.copy_page(*copy)
+            logits = await self.decoder.step(step.batch)
+            rows: Floats = logits.asnumpy()
+        except Exception as error:  # the model may raise anything; other requests go on
+            self._recover(step, error)
+            return
+        if rows.size > _LARGE:
+            results = await asyncio.to_thread(self._choose, step.parts, rows)
+        else:
+            results = self._choose(step.parts, rows)
+        for part, result in zip(step.parts, results, strict=True):
+            self._deliver(part, result, version)
+
+    def _recover(self, step: Step, error: Exception) -> None:
+        """Fail the requests of a step; the others are computed again, because the cache may be damaged."""
+        for part in step.parts:
+            self._end(self._requests[part.sequence], error)
+        self.decoder.clear()
+        self._scheduler.reset()
+
+    def _choose(self, parts: Sequence[Part], rows: Floats) -> list[list[Choice] | Exception]:
+        """Return the tokens of each part of a step, or the error of its sampler."""
+        results: list[list[Choice] | Exception] = []
+        for part in parts:
+            try:
+                results.append(self._choose_tokens(part, rows))
+            except ValueError as error:  # NaN, or a bias on a token that does not exist
+                results.append(error)
+        return results
+
+    def _choose_tokens(self, part: Part, rows: Floats) -> list[Choice]:
+        """Return the tokens that follow: one for each correct draft, and the next."""
+        request, sequence = self._requests.get(part.sequence), part.sequence
+        choices: list[Choice] = []
+        if request is None:
+            return choices
+        text = sequence.tokens[sequence.prompt_length :]
+        drafts = part.tokens[len(part.tokens) - part.rows + 1 :] if part.rows else ()
+        for row in range(part.rows):
+            choices.append(request.sampler.choose(rows[part.first_row + row], text))
+            if row == len(drafts) or choices[-1].number != drafts[row]:
+                break
+            text = [*text, choices[-1].number]
+        return choices
+
+    def _deliver(self, part: Part, result: list[Choice] | Exception, version: int) -> None:
+        request = self._requests.get(part.sequence)
+        if request is None:
+            return
+        if isinstance(result, Exception):
+            self._end(request, result)
+            return
+        accepted: list[int] = []
+        for choice in result:
+            if request.has_ended:
+                break
+            self._observe(request)
+            request.add(choice, version)
+            accepted.append(choice.number)
+        self._scheduler.complete(part, accepted)
+        if request.has_ended:
+            self._end(request)
+        else:
+            part.sequence.drafts = request.next_drafts()
+
+    # -- weights and metrics ---------------------------------------------------------------------------
+
+    def _apply_swaps(self) -> None:
+        """Replace the weights, if a swap is due."""
+        while self._swaps:
+            parameters, policy, future = self._swaps[0]
+            self._scheduler.admitting = policy != "drain" or not self._scheduler.running
+            if not self._scheduler.admitting:
+                return
+            del self._swaps[0]
+            try:
+                if parameters is not None:
+                    self.decoder.set_parameters(parameters)
+            except Exception as error:  # names or shapes that do not fit
+                if not future.done():
+                    future.set_exception(error)
+                continue
+            self.version += 1
+            root = str(self.version).encode()
+            if policy == "recompute":
+                self._scheduler.reset(root)
+            else:
+                self._scheduler.pool.forget(root)
+            if not future.done():
+                future.set_result(self.version)
+
+    def _observe(self, request: Request) -> None:
+        """Measure a token."""
+        now = time.monotonic()
+        self._counts.generated_tokens.add(self.name)
+        if request.latest is None:
+            self._counts.first_token.observe(now - request.started, self.name)
+        else:
+            self._counts.next_token.observe(now - request.latest, self.name)
+
+    def _update_gauges(self) -> None:
+        scheduler, counts = self._scheduler, self._counts
+        counts.running.set(scheduler.running, self.name)
+        counts.waiting.set(scheduler.waiting, self.name)
+        counts.cache.set(scheduler.pool.used / scheduler.pool.count, self.name)
+        if scheduler.preemptions > self._preemptions:
+            counts.preemptions.add(self.name, by=scheduler.preemptions - self._preemptions)
+            self._preemptions = scheduler.preemptions
