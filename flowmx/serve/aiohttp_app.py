@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import ssl
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -21,8 +21,10 @@ from flowmx.serve.access import Access
 from flowmx.serve.bodies import MAX_TEXT, PendingCall
 from flowmx.serve.large_bodies import Body, chunks_of
 from flowmx.serve.pool_member import Member, MemberOptions
-from flowmx.serve.replies import Refusal, Reply
-from flowmx.serve.service import ModelSource, Service
+from flowmx.serve.replies import Refusal, Reply, Stream
+from flowmx.serve.service import Service
+from flowmx.serve.sources import ModelSource
+from flowmx.serve.streams import SlowReader, send
 
 __all__ = ["app", "run"]
 
@@ -49,7 +51,7 @@ def app(
     ``handler_cancellation=True`` (``web.run_app`` accepts it too), so that a disconnect cancels the request.
 
     Args:
-        predictors: a predictor, a dict of predictors by name, or a repository.
+        predictors: a predictor, a generator of text, a dict of them by name, or a repository.
         max_body: maximum size of a body in bytes (default: that of ``FLOWMX_SERVE_LIMITS``).
         max_text: maximum size of a JSON body in bytes; JSON is slow to parse.
         hosts: host names to accept besides IP addresses; None accepts any.
@@ -96,6 +98,9 @@ async def _answer(request: web.Request) -> web.StreamResponse:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(closing.wait(), seconds)
         headers = service.response_headers(reply, request.headers)
+        if isinstance(reply, Stream):
+            connections.mark_authenticated(request.transport)
+            return await _stream(request, reply, headers)
         is_large = len(reply.body) >= LARGE
         response: web.StreamResponse = (
             web.StreamResponse(status=reply.status, headers={**headers, "Content-Length": str(len(reply.body))})
@@ -119,7 +124,21 @@ async def _send(request: web.Request, response: web.StreamResponse, body: Body) 
     await response.write_eof()
 
 
-async def _predict(request: web.Request, call: PendingCall, note: Callable[[Phase], None]) -> Reply:
+async def _stream(request: web.Request, stream: Stream, headers: Mapping[str, str]) -> web.StreamResponse:
+    response = web.StreamResponse(status=stream.status, headers=headers)
+    if request.app[CLOSING].is_set():
+        response.force_close()
+    try:
+        await response.prepare(request)
+        await send(stream, response.write, request.app[SERVICE].limits.idle)
+        await response.write_eof()
+    except SlowReader:
+        if request.transport is not None:
+            request.transport.abort()
+    return response
+
+
+async def _predict(request: web.Request, call: PendingCall, note: Callable[[Phase], None]) -> Reply | Stream:
     receiving, task = request.app[RECEIVING], asyncio.current_task()
     with request.app[SERVICE].budget.enter() as entry:
         receiving.add(task)

@@ -13,8 +13,8 @@ import numpy as np
 
 from flowmx.serve.inputs import Input
 from flowmx.serve.model_registry import ModelRegistry
-from flowmx.serve.openapi import Route
 from flowmx.serve.predictor import Predictor
+from flowmx.serve.route import Route
 
 __all__ = ["page"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, MutableMapping
 from typing import Any
 
@@ -10,8 +11,11 @@ from flowmx.comm.offload import LARGE
 from flowmx.serve.access import Access
 from flowmx.serve.bodies import MAX_TEXT, PendingCall
 from flowmx.serve.large_bodies import chunks_of
-from flowmx.serve.replies import Reply
-from flowmx.serve.service import ModelSource, Service
+from flowmx.serve.replies import Reply, Stream
+from flowmx.serve.service import Service
+from flowmx.serve.sources import ModelSource
+from flowmx.serve.streams import SlowReader
+from flowmx.serve.streams import send as send_stream
 
 __all__ = ["AsgiApp", "asgi"]
 
@@ -32,7 +36,7 @@ def asgi(
     """Return an ASGI application with the routes of :func:`app`.
 
     Args:
-        predictors: a predictor, a dict of predictors by name, or a repository.
+        predictors: a predictor, a generator of text, a dict of them by name, or a repository.
         max_body: maximum size of a body in bytes (default: that of ``FLOWMX_SERVE_LIMITS``).
         max_text: maximum size of a JSON body in bytes.
         hosts: host names to accept besides IP addresses; None accepts any.
@@ -86,7 +90,11 @@ class AsgiApp:
             set_status(reply.status)
         if seconds := self.service.delay_of(reply, asyncio.get_running_loop().time()):
             await asyncio.sleep(seconds)
-        await _send(reply, self.service.response_headers(reply, headers), scope["method"] == "HEAD", send)
+        response_headers = self.service.response_headers(reply, headers)
+        if isinstance(reply, Stream):
+            await _stream(reply, response_headers, self.service.limits.idle, receive, send)
+        else:
+            await _send(reply, response_headers, scope["method"] == "HEAD", send)
 
 
 def _path(scope: Event) -> str:
@@ -95,7 +103,7 @@ def _path(scope: Event) -> str:
     return path[len(root) :] if root and path.startswith(root) else path
 
 
-async def _predict(service: Service, call: PendingCall, receive: Receive) -> Reply:
+async def _predict(service: Service, call: PendingCall, receive: Receive) -> Reply | Stream:
     with service.budget.enter() as entry:
         body = await call.receive(_chunks(receive), entry)
         return body if isinstance(body, Reply) else await _unless_disconnected(call, body, receive)
@@ -111,7 +119,7 @@ async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
         has_more = event.get("more_body", False)
 
 
-async def _unless_disconnected(call: PendingCall, body: bytes, receive: Receive) -> Reply:
+async def _unless_disconnected(call: PendingCall, body: bytes, receive: Receive) -> Reply | Stream:
     """Return the reply; if the client disconnects first, withdraw its rows."""
     answer, disconnected = asyncio.ensure_future(call.reply(body)), asyncio.ensure_future(_disconnected(receive))
     try:
@@ -131,12 +139,37 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def _send(reply: Reply, headers: Mapping[str, str], is_head: bool, send: Send) -> None:
-    headers = {**headers, "Content-Length": str(len(reply.body))}
-    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": reply.status, "headers": raw})
+    await send(_start(reply.status, {**headers, "Content-Length": str(len(reply.body))}))
     if is_head or len(reply.body) < LARGE:
         await send({"type": "http.response.body", "body": b"" if is_head else reply.body})
         return
     for chunk in chunks_of(reply.body):
         await send({"type": "http.response.body", "body": bytes(chunk), "more_body": True})
     await send({"type": "http.response.body", "body": b""})
+
+
+def _start(status: int, headers: Mapping[str, str]) -> Event:
+    """Return the event that begins a response."""
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": status, "headers": raw}
+
+
+async def _stream(stream: Stream, headers: Mapping[str, str], seconds: float, receive: Receive, send: Send) -> None:
+    """Send a stream; a client that disconnects or reads too slowly ends it."""
+
+    async def write(chunk: bytes) -> None:
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    await send(_start(stream.status, headers))
+    sending = asyncio.ensure_future(send_stream(stream, write, seconds))
+    disconnected = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({sending, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+        if sending.done():
+            with contextlib.suppress(SlowReader):  # the server closes the connection of an unfinished response
+                sending.result()
+                await send({"type": "http.response.body", "body": b""})
+    finally:
+        sending.cancel()
+        disconnected.cancel()
+        await asyncio.gather(sending, disconnected, return_exceptions=True)

@@ -25,12 +25,12 @@ from flowmx.serve.hooks import Decode, Hooks, call_hook, encoded
 from flowmx.serve.images import IMAGE_TYPES
 from flowmx.serve.inputs import Array, Rows
 from flowmx.serve.predictor import Predictor
-from flowmx.serve.replies import Refusal, Reply, json_reply
+from flowmx.serve.replies import Refusal, Reply, Stream, json_reply
 from flowmx.serve.request_head import Head
 
 __all__ = [
     "MAX_TEXT", "AskCall", "Exchange", "PendingCall", "PlainExchange", "PredictCall", "media_type_of",
-    "unavailable", "unparsed", "unsupported",
+    "receive_body", "too_large", "unavailable", "unparsed", "unsupported",
 ]  # fmt: skip
 
 MAX_TEXT = 1 << 20
@@ -48,7 +48,7 @@ class PendingCall(Protocol):
     async def receive(self, chunks: AsyncIterable[bytes], entry: AdmittedRequest) -> bytes | Reply:
         """Return the body, or the refusal of one that is too large, comes too slowly, or exceeds the memory budget."""
 
-    async def reply(self, body: bytes) -> Reply:
+    async def reply(self, body: bytes) -> Reply | Stream:
         """Return the reply to the body."""
 
 
@@ -137,14 +137,14 @@ class PredictCall(NamedTuple):
     async def receive(self, chunks: AsyncIterable[bytes], entry: AdmittedRequest) -> bytes | Reply:
         """Return the body, or its refusal."""
         try:
-            return await _receive(chunks, entry, self.limits, self.check_size, self.exchange.scan)
+            return await receive_body(chunks, entry, self.limits, self.check_size, self.exchange.scan)
         except InvalidInput as error:
             return self._invalid(error)
 
     def check_size(self, size: int) -> None:
         """Refuse a body that is too large."""
         if size > self.limit:
-            raise _too_large(size, self.limit, self.exchange.hint)
+            raise too_large(size, self.limit, self.exchange.hint)
 
     async def reply(self, body: bytes) -> Reply:
         """Return the reply to the body; cancelling withdraws the rows that have not started."""
@@ -263,12 +263,12 @@ class AskCall(NamedTuple):
 
     async def receive(self, chunks: AsyncIterable[bytes], entry: AdmittedRequest) -> bytes | Reply:
         """Return the body, or its refusal."""
-        return await _receive(chunks, entry, self.limits, self.check_size, lambda chunk: None)
+        return await receive_body(chunks, entry, self.limits, self.check_size, lambda chunk: None)
 
     def check_size(self, size: int) -> None:
         """Refuse a body that is too large."""
         if size > _MAX_OPTIONS:
-            raise _too_large(size, _MAX_OPTIONS)
+            raise too_large(size, _MAX_OPTIONS)
 
     async def reply(self, body: bytes) -> Reply:
         """Return the reply. The change continues if the client disconnects."""
@@ -278,7 +278,7 @@ class AskCall(NamedTuple):
             return refusal.reply
 
 
-async def _receive(
+async def receive_body(
     chunks: AsyncIterable[bytes], entry: AdmittedRequest, limits: Limits, check_size: Callable[[int], None],
     scan: Callable[[bytes], None],
 ) -> bytes | Reply:  # fmt: skip
@@ -301,7 +301,8 @@ async def _receive(
     return parts[0] if len(parts) == 1 else await offload(size, b"".join, parts)
 
 
-def _too_large(size: int, limit: int, hint: str = "") -> Refusal:
+def too_large(size: int, limit: int, hint: str = "") -> Refusal:
+    """Return the refusal, 413, of a body that is too large."""
     return Refusal(413, f"the body has {size} bytes or more, expected at most {limit}{hint}")
 
 

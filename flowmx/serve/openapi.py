@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -11,28 +11,9 @@ from flowmx.serve.images import IMAGE_TYPES
 from flowmx.serve.inputs import Input
 from flowmx.serve.model_registry import ModelRegistry
 from flowmx.serve.predictor import Predictor
+from flowmx.serve.route import Route
 
-__all__ = ["Route", "document"]
-
-
-class Route(Protocol):
-    """One path of the service."""
-
-    @property
-    def path(self) -> str:
-        """The path; segments in braces are parameters."""
-
-    @property
-    def summary(self) -> str:
-        """Its purpose, in a few words."""
-
-    @property
-    def is_post(self) -> bool:
-        """Whether the method is POST instead of GET."""
-
-    @property
-    def access(self) -> str:
-        """Audience: ``all``, ``users`` or ``admins``."""
+__all__ = ["document"]
 
 
 def document(routes: Sequence[Route], models: ModelRegistry) -> dict[str, object]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import NamedTuple
 
-__all__ = ["JSON_TYPE", "Refusal", "Reply", "allow", "json_reply"]
+__all__ = ["JSON_TYPE", "Refusal", "Reply", "Stream", "allow", "json_reply"]
 
 JSON_TYPE = "application/json"
 
@@ -18,6 +18,19 @@ class Reply(NamedTuple):
     body: bytes | memoryview
     type: str = JSON_TYPE
     headers: Mapping[str, str] = {}
+
+
+_NOT_STORED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Headers with which caches and proxies pass events on at once."""
+
+
+class Stream(NamedTuple):
+    """The chunks, status, media type and headers of a response whose body is sent while it is computed."""
+
+    chunks: AsyncGenerator[bytes, None]
+    status: int = 200
+    type: str = "text/event-stream"
+    headers: Mapping[str, str] = _NOT_STORED
 
 
 class Refusal(Exception):

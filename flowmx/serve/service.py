@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -36,12 +35,14 @@ from flowmx.serve.bodies import (
 )  # fmt: skip
 from flowmx.serve.errors import Overloaded, Unavailable
 from flowmx.serve.formats import FORMATS, JSON, NotAcceptable, reply_format
-from flowmx.serve.model_registry import ModelRegistry, Predictors
 from flowmx.serve.open_inference import Inference
 from flowmx.serve.predictor import Predictor
-from flowmx.serve.replies import Refusal, Reply, allow, json_reply
+from flowmx.serve.replies import Refusal, Reply, Stream, allow, json_reply
 from flowmx.serve.repository import Repository
 from flowmx.serve.request_head import Head, Headers, read_head
+from flowmx.serve.route import Route
+from flowmx.serve.sources import ModelSource, split
+from flowmx.serve.text.routes import TEXT_ROUTES
 from flowmx.serve.tracing import tracing
 from flowmx.version import __version__
 
@@ -60,8 +61,6 @@ _MAX_DIGITS = 20
 """Maximum number of digits of a byte count."""
 _MAX_REFUSAL_DELAY = 10.0
 """Maximum delay of a refusal in seconds."""
-
-ModelSource = Predictors | Repository
 
 
 class PoolMembership(Protocol):
@@ -87,7 +86,7 @@ class Service:
     """The routes of one service, over its predictors or repository.
 
     Args:
-        source: predictors by name, or a repository.
+        source: a predictor, a generator, a dict of them by name, or a repository.
         max_body: maximum size of a body in bytes (default: ``limits.total``).
         max_text: maximum size of a JSON body in bytes.
         hosts: host names to accept besides IP addresses; None accepts any.
@@ -107,14 +106,12 @@ class Service:
         hosts: Collection[str] | None = None, limits: Limits | None = None, access: Access | None = None,
         origins: Collection[str] = (), default: str | None = None,
     ) -> None:  # fmt: skip
-        self._repository = source if isinstance(source, Repository) else None
-        self.models = source.models if isinstance(source, Repository) else ModelRegistry(source)
+        self.models, self._repository, self.generators = split(source)
         names = list(self.models) if self._repository is None else self._repository.names()
-        if self._repository is None and not names:
-            raise ValueError("the service has no predictors, expected one or a dict of predictors by name")
         if default is not None and default not in names:
             raise ValueError(f"the default model is {default!r}, expected one of {', '.join(names) or 'none'}")
         self.models.default_name = default
+        self._routes: Sequence[Route] = [*ROUTES, *(TEXT_ROUTES if self.generators else ())]
         self._access = access or Access()
         self._hosts = hosts
         self._origins = check_origins(origins)
@@ -154,9 +151,9 @@ class Service:
             await asyncio.wait([self._loading])
         if self._repository is not None:
             await self._repository.close()
-        await self.models.drain()
+        await asyncio.gather(self.models.drain(), self.generators.close())
 
-    def delay_of(self, reply: Reply, now: float) -> float:
+    def delay_of(self, reply: Reply | Stream, now: float) -> float:
         """Return the delay of a reply in seconds. Refusals of an overloaded service are sent at a limited rate.
 
         Clients that retry immediately would otherwise take processor time from the requests that are served.
@@ -176,7 +173,7 @@ class Service:
         if self._tracing is None:
             return _UNTRACED
         parts = path.strip("/").split("/")
-        path_template = next((f"/{route.path}" for route in ROUTES if route.match(parts) is not None), "")
+        path_template = next((f"/{route.path}" for route in self._routes if route.match(parts) is not None), "")
         return self._tracing.request(method, f"/{path.lstrip('/')}", path_template, headers)
 
     def begin(self, method: str, path: str, headers: Headers, query: str = "") -> Reply | PendingCall:
@@ -195,13 +192,13 @@ class Service:
                 self._check_origin(headers)
             if method == "OPTIONS" and headers.get("origin"):
                 return Reply(204, b"", headers=_PREFLIGHT_HEADERS)
-            for route in ROUTES:
+            for route in self._routes:
                 names = route.match(parts)
                 if names is not None:
                     self._access.check(route.access, headers)
                     allow(method, *(("POST",) if route.is_post else ("GET", "HEAD")))
                     return route.answer(self, read_head(headers, query), **names)
-            paths = ", ".join(f"/{route.path}" for route in ROUTES if "v2" not in route.path)
+            paths = ", ".join(f"/{route.path}" for route in self._routes if "v2" not in route.path)
             raise Refusal(404, f"there is no /{'/'.join(parts)[:200]}, expected {paths}")
         except Refusal as refusal:
             return refusal.reply
@@ -225,7 +222,7 @@ class Service:
                 f"--allow-origin {origin}, or origins=[{origin!r}] in a program",
             )  # fmt: skip
 
-    def response_headers(self, reply: Reply, request: Headers) -> dict[str, str]:
+    def response_headers(self, reply: Reply | Stream, request: Headers) -> dict[str, str]:
         """Return the headers of a response, including the CORS headers but not Content-Length.
 
         Args:
@@ -311,7 +308,7 @@ class Service:
     def metrics(self) -> str:
         """Return the metrics of the models in this process."""
         registries = {id(predictor.metrics): predictor.metrics for predictor in self.models.all()}
-        return "".join(metrics.text() for metrics in registries.values())
+        return "".join(metrics.text() for metrics in registries.values()) + self.generators.metrics()
 
     def _metrics(self, head: Head) -> Reply | PendingCall:
         if self._pool is not None:
@@ -319,10 +316,10 @@ class Service:
         return _metrics_reply(self.metrics())
 
     def _openapi(self, head: Head) -> Reply:
-        return json_reply(200, openapi.document(ROUTES, self.models))
+        return json_reply(200, openapi.document(self._routes, self.models))
 
     def _page(self, head: Head) -> Reply:
-        return Reply(200, api_page.page(ROUTES, self.models).encode(), "text/html; charset=utf-8")
+        return Reply(200, api_page.page(self._routes, self.models).encode(), "text/html; charset=utf-8")
 
     # -- health ----------------------------------------------------------------------------------------
 
@@ -373,35 +370,6 @@ class Service:
 
 def _metrics_reply(text: str) -> Reply:
     return Reply(200, text.encode(), CONTENT_TYPE)
-
-
-@dataclass(frozen=True)
-class Route:
-    """One route of the service.
-
-    Attributes:
-        path: the path; segments in braces are parameters.
-        answer: the method of :class:`Service` that handles requests.
-        summary: a short description.
-        is_post: whether the method is POST instead of GET.
-        access: the clients that may request it: ``all``, ``users`` or ``admins``.
-    """
-
-    path: str
-    answer: Callable[..., Reply | PendingCall]
-    summary: str
-    is_post: bool = False
-    access: str = "users"
-
-    def match(self, parts: list[str]) -> dict[str, str] | None:
-        """Return the parameters if the segments match this route's path, else None."""
-        template = self.path.split("/")
-        if len(template) != len(parts):
-            return None
-        pairs = list(zip(template, parts, strict=True))
-        if any(segment != part for segment, part in pairs if not segment.startswith("{")):
-            return None
-        return {segment.strip("{}"): part for segment, part in pairs if segment.startswith("{")}
 
 
 def _versioned(

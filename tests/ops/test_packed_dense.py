@@ -6,10 +6,10 @@ import pytest
 import flowmx as mx
 from flowmx import devices
 from flowmx.errors import AutogradError, ParameterError, ShapeError, TypeInferenceError
-from flowmx.ops.kernels.llvm import compiler, packed_dense, packed_rows
+from flowmx.ops.kernels.llvm import compiler, packed_dense
 from flowmx.ops.quantization import interleaved_weights
 from flowmx.ops.quantization.block_formats import FORMATS
-from flowmx.ops.quantization.packed_dense import PackedDense, PackedEmbedding, rounded
+from flowmx.ops.quantization.packed_dense import PackedDense, rounded
 from flowmx.ops.registry.dtypes import as_dtype
 from flowmx.ops.registry.operators import Run
 from tests.native_runs import eager_native_runs
@@ -214,20 +214,6 @@ def test_the_gradient_of_a_quantized_weight_is_refused():
     out.backward()
     with pytest.raises(AutogradError, match=r"a quantized weight has no gradient.*set grad_req='null'"):
         weight.grad.asnumpy()
-
-
-@needs_compiler
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", FORMATS)
-def test_the_loop_dequantizes_rows_as_the_fallback_does(name, dtype):
-    op = PackedEmbedding.create(format=name, input_dim=37, output_dim=256, interleaved=True, dtype=dtype)
-    table = interleaved_weights.interleave(name, _weight(name, 37, 256))
-    for index in ("int32", "int64"):
-        tokens = np.array([[0, 36, 16], [15, 99, -1]], index)
-        actual, expected = (np.full((2, 3, 256), 9, as_dtype(dtype)) for _ in range(2))
-        assert packed_rows._dequantize(op, [tokens, table], [actual])
-        op.forward(RUN, [tokens, table], [expected])
-        np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("tiles", [False, True])

@@ -101,9 +101,10 @@ class Gateway:
             sent.append(event)
 
         await self.application(scope, events.get, send)
-        start, end = sent
+        start, *parts = sent
+        assert not parts[-1].get("more_body")
         fields = {name.decode().title(): value.decode() for name, value in start["headers"]}
-        return start["status"], fields, end["body"]
+        return start["status"], fields, b"".join(part["body"] for part in parts)
 
 
 @pytest.fixture(params=[Client, Gateway])

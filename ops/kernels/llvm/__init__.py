@@ -21,7 +21,6 @@ MODULES = (
     "normalization",
     "optimizers",
     "packed_dense",
-    "packed_rows",
     "paged_attention",
     "recurrent",
     "recurrent_cells",
