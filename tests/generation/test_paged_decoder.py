@@ -108,6 +108,19 @@ def test_steps_see_changed_weights():
     np.testing.assert_allclose(decoder.step(batch([(0, 0)])).asnumpy(), 2 * before, rtol=1e-5)
 
 
+def test_a_step_is_a_native_run_apart_from_the_angles_of_the_positions():
+    decoder = PagedDecoder(from_pretrained(FOLDER / "llama"), 12, 16)
+    table, zero = np.array([[3]], np.int32), np.zeros(1, np.int32)
+    for place in range(10):
+        one = np.full(1, place, np.int32)
+        decoder.step(StepBatch(one, one, 48 + one, zero, table, zero)).wait_to_read()
+    (compiled,) = decoder._step._compiled.values()
+    (graph,) = compiled.op._compiled.values()
+    text = graph.results.plan.explain()
+    lines = text[text.index("Not part of native runs:") :].split("\n\n")[0].splitlines()[1:]
+    assert all("(cos)" in line or "(sin)" in line for line in lines), lines
+
+
 def test_no_pages_are_written_by_padding():
     decoder = PagedDecoder(from_pretrained(FOLDER / "llama"), 12, SIZE)
     expected = decoder.step(batch([(0, 0), (0, 1), (0, 2)], [2])).asnumpy()

@@ -29,6 +29,7 @@ MODULES = (
     "resizing",
     "rms_norm",
     "softmax",
+    "splitting",
     "suppression",
 )
 """The modules that register kernels."""
