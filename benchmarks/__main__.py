@@ -21,6 +21,7 @@ from benchmarks import hostile as attacks
 from benchmarks import images as pictures
 from benchmarks import kvstore as stores
 from benchmarks import loader as loaders
+from benchmarks import packed_products as quantized_weights
 from benchmarks import prediction as predictions
 from benchmarks import profiling as profilers
 from benchmarks import quantized as bytewise
@@ -40,6 +41,11 @@ def engine(rounds: int) -> None:
             "push_and_await_us": [("push_and_wait_us", 1.5)],
         },
     )
+
+
+def packed(rounds: int) -> None:
+    """Products with quantized weights: time, and the tokens per second that they allow."""
+    quantized_weights.report(rounds)
 
 
 def numpy_api(rounds: int) -> None:
@@ -422,7 +428,8 @@ BENCHMARKS = {
         engine, numpy_api, lenet, lag, loop_gaps, runahead, networks, operators, chain, memory, recompute, resident,
         planning, language, transformer, transformers, hybrid, gluon, small, other_small, small_operators, shapes,
         detection, sparse, attention, first_calls, importing, short_calls,
-        kvstore, checkpoints, recordio, images, loader, profiling, serving, hostile, gpu, half, int8, onnx, prediction,
+        kvstore, checkpoints, recordio, images, loader, profiling, serving, hostile, gpu, half, int8, packed, onnx,
+        prediction,
     )
 }  # fmt: skip
 PICTURES = {

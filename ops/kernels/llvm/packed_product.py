@@ -27,6 +27,8 @@ _TINY = 0x03800000
 """The bits of 2**-120: 127 divided by it is not infinite. A block of smaller values
 becomes 0."""
 _INFINITY = 0x7F800000
+_AHEAD = 4096
+"""The distance in bytes at which weights are prefetched: the processor itself prefetches only to the end of a page."""
 
 
 class Kind(NamedTuple):
@@ -218,7 +220,9 @@ class Writer:
                 code.set(total, code.intrinsic("llvm.fma", weights, number, code.get(total)))
 
         whole = code.put("i64", f"and {self.columns}, {-4}")
+        size = TILE * self.layout.bits // 8
         with code.loop(code.index(0), whole, 4) as column:
+            self._prefetch(code.times(code.plus(start, code.times(column, TILE)), self.layout.bits // 8), 4 * size)
             for at in range(4):
                 multiply(code.plus(column, at), at % ways)
         with code.loop(whole, self.columns) as column:
@@ -278,10 +282,18 @@ class Writer:
             scales = [code.binary("fmul", scale, each) for each in steps[: layout.parts]]
             if minimum is not None:
                 minimum = code.binary("fmul", minimum, code.put(code.vector, f"fneg {steps[-1]}"))
+        self._prefetch(place, layout.steps + layout.vectors * 64 + (layout.head if layout.groups == 1 else 0))
         loaded = [self._load(_INT, code.plus(place, layout.steps + 64 * at)) for at in range(layout.vectors)]
         codes = self._nibbles(loaded) if layout.bits == 4 else loaded
         size = len(codes) // layout.parts
         return Group([codes[at * size : (at + 1) * size] for at in range(layout.parts)], scales, minimum)
+
+    def _prefetch(self, place: Value, count: int) -> None:
+        """Prefetch weights that are read later, ``count`` bytes of them."""
+        code = self.code
+        for at in range(0, count, 64):
+            address = code.at(self.weights, code.plus(place, _AHEAD + at), "i8")
+            code.call("llvm.prefetch.p0", "void", address, *[Value("i32", each) for each in ("0", "3", "1")])
 
     def _nibbles(self, vectors: Sequence[Value]) -> list[Value]:
         code, mask = self.code, f"splat (i32 {0x0F0F0F0F})"
