@@ -15,7 +15,7 @@ CHECKED := $(wildcard tests examples benchmarks)
 # Tests start hundreds of interpreters: each would compile flowmx anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv train test lint types pytest format soak clients editor notebooks web bench onnx-models docs site dist journeys clean
+.PHONY: help venv train test lint types pytest format soak clients editor notebooks web bench onnx-models models docs site dist journeys clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 12
@@ -91,6 +91,9 @@ clients: $(VENV)/.dev ## run packages that were written for MXNet, beside the re
 
 onnx-models: $(VENV)/.dev ## fetch the ONNX files of `python -m benchmarks onnx` into $ONNX_MODELS, or the user's cache
 	@$(BIN)/python -m benchmarks.onnx_models
+
+models: $(VENV)/.dev ## fetch the language models that some tests read into $TEXT_MODELS, or the user's cache
+	@$(BIN)/python -m benchmarks.text_models
 
 bench: $(VENV)/.examples ## run the benchmarks
 	$(BIN)/python -m benchmarks

@@ -47,6 +47,22 @@ def replace_file(path: AnyPath, chunks: Iterable[bytes | memoryview]) -> None:
         file.writelines(chunks)
 
 
+@raised_as_mxnet(OSError)
+def supersede_file(path: AnyPath, chunks: Iterable[bytes | memoryview]) -> None:
+    """Write `chunks` to a new file that takes the name of an existing one, whose maps keep the old content.
+
+    Pipes and devices are written directly.
+
+    Raises:
+        OSError: The file cannot be written; it is unchanged.
+    """
+    if Path(path).exists() and not Path(path).is_file():
+        with Path(path).open("wb") as file:
+            file.writelines(chunks)
+    else:
+        _create(Path(os.path.realpath(path)), path, chunks)
+
+
 def _create(target: Path, path: AnyPath, chunks: Iterable[bytes | memoryview]) -> None:
     """Write a new file."""
     scratch = target.with_name(f".flowmx-{secrets.token_hex(8)}.tmp")

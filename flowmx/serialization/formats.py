@@ -1,4 +1,4 @@
-"""Array files in any format: MXNet's ``.params``, safetensors, NumPy's, and PyTorch's state dicts.
+"""Array files in any format: MXNet's ``.params``, safetensors, NumPy's, PyTorch's state dicts, and GGUF (reading).
 
 In safetensors a sparse array ``x`` is saved as the arrays ``x.data`` and ``x.indices``, and ``x.indptr`` for csr. The
 metadata entry ``flowmx.sparse`` has the shapes: ``{"x": [3, 4]}``.
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from flowmx.errors import raised_as_mxnet
 from flowmx.ops.registry.operators import Array
 from flowmx.semantics import semantics
-from flowmx.serialization import numpy_files, params, safetensors, torch
+from flowmx.serialization import gguf, numpy_files, params, safetensors, torch
 from flowmx.serialization.atomic import read_from
 from flowmx.serialization.reading import read_large
 from flowmx.serialization.suffixes import format_by_suffix
@@ -82,6 +82,8 @@ def load(path: str | os.PathLike[str], *, keep_sparse: bool = False) -> Loaded:
     start = read_from(path, lambda file: file.read(9))
     if _is_zip(start) or start.startswith(numpy_files.MAGIC):
         return loads(read_large(path), source=os.fspath(path))
+    if start.startswith(gguf.MAGIC):
+        return _dequantized(gguf.load(path))
     if _is_safetensors(start):
         if not keep_sparse:
             return safetensors.load(path)
@@ -96,6 +98,8 @@ def loads(data: bytes | bytearray | memoryview, *, source: str = "<bytes>", keep
         return read(data, source=source)
     if bytes(data[:9]).startswith(numpy_files.MAGIC):
         return [numpy_files.loads_npy(memoryview(data), source=source)]
+    if bytes(data[:4]) == gguf.MAGIC:
+        return _dequantized(gguf.loads(data, source=source))
     if _is_safetensors(bytes(data[:9])):
         arrays, texts = safetensors.loads_with_metadata(data, source=source)
         return _join_sparse(arrays, texts, source) if keep_sparse else arrays
@@ -151,6 +155,10 @@ def _join_sparse(arrays: dict[str, Array], texts: Mapping[str, str], source: str
             source, 8, f"the sparse arrays of the metadata entry {_SPARSE}", str(error)[:200]
         ) from None
     return joined
+
+
+def _dequantized(content: gguf.GGUFFile) -> dict[str, Array]:
+    return {name: tensor.to_numpy() for name, tensor in content.tensors.items()}
 
 
 def _is_safetensors(start: bytes) -> bool:

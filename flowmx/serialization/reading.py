@@ -153,7 +153,7 @@ def read_source(path: str | os.PathLike[str], read: Callable[[Source, int, str],
     name = os.fspath(path)
 
     def from_file(file: BinaryIO) -> _T:
-        if (size := _size(file.fileno(), path)) is not None:
+        if (size := file_size(file.fileno(), path)) is not None:
             return read(cast(Source, file), size, name)
         return read(*in_memory(file.read(), name))  # the size of a pipe is unknown
 
@@ -168,7 +168,7 @@ def read_whole(path: str | os.PathLike[str]) -> bytes:
     """
 
     def content(file: BinaryIO) -> bytes:
-        _size(file.fileno(), path)
+        file_size(file.fileno(), path)
         return file.read()
 
     return read_from(path, content)
@@ -184,7 +184,7 @@ def read_large(path: str | os.PathLike[str]) -> memoryview:
     """
 
     def content(file: BinaryIO) -> memoryview:
-        size = _size(file.fileno(), path)
+        size = file_size(file.fileno(), path)
         if not size:  # a pipe
             return memoryview(file.read())
         buffer, position = np.empty(size, np.uint8), 0
@@ -195,8 +195,8 @@ def read_large(path: str | os.PathLike[str]) -> memoryview:
     return read_from(path, content)
 
 
-def _size(descriptor: int, path: str | os.PathLike[str]) -> int | None:
-    """Return the size of a file, or None for a pipe.
+def file_size(descriptor: int, path: str | os.PathLike[str]) -> int | None:
+    """Return the size of an open file, or None for a pipe.
 
     Raises:
         OSError: it is a device, which may be endless.

@@ -31,7 +31,7 @@ _FOREIGN = {
     ".ckpt": _USE_SAFETENSORS,
     ".tflite": _EXPORT + ", and convert that",
     ".pb": _EXPORT + ", and convert that",
-    ".gguf": _USE_SAFETENSORS,
+    ".gguf": "flowmx.serialization.gguf.save writes tensors with metadata",
     ".mat": "write an .npz file, which numpy.load reads",
 }
 """Suffixes of formats that are not written, and the advice for each."""

@@ -19,7 +19,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,8 @@ import flowmx as mx
 from flowmx.checkpoint import files as checkpoints
 from flowmx.checkpoint.content import Checkpoint, CheckpointError, Place
 from flowmx.data.records.framing import RecordFormatError
-from flowmx.serialization import params, safetensors
+from flowmx.serialization import gguf, params, safetensors
+from flowmx.serialization.gguf import GGUFFormatError, GGUFTensor
 from flowmx.serialization.params import ParamsFormatError
 from flowmx.serialization.safetensors import SafetensorsFormatError
 from flowmx.serialization.symbol_json import SymbolFormatError
@@ -38,6 +39,7 @@ from flowmx.serve.open_inference import Inference
 
 __all__ = ["FAULTS", "FORMATS", "INPUTS", "Format", "damaged", "fuzz", "in_file", "records_of"]
 
+T = TypeVar("T")
 ROOT = Path(__file__).parent.parent.parent
 HANG = 2.0
 """Seconds of the processor's time that one input may take."""
@@ -176,6 +178,21 @@ def _safetensors() -> Format:
     return Format(seeds, read, (SafetensorsFormatError,), [*JSON, b'"BF16"', b'"shape"'])
 
 
+def _gguf() -> Format:
+    metadata: dict[str, gguf.Value] = {
+        "general.alignment": 32, "a": "text", "b": ["c", "d"], "e": [["f"]], "g": np.arange(3), "h": 0.5,
+    }  # fmt: skip
+    weight = np.arange(64, dtype=np.float32).reshape(2, 32)
+    seeds = [gguf.dumps(metadata, {"w": ARRAY, "q": GGUFTensor.quantize("q", weight, "Q4_1"), "v": weight})]
+
+    def read(data: bytes) -> object:
+        tensors: dict[str, GGUFTensor] = in_file(data, gguf.load).tensors
+        return [int(each.data.sum()) for each in tensors.values()]
+
+    tokens = [struct.pack("<Q", 1) + b"k", struct.pack("<IQ", 9, 1), struct.pack("<IQ", 8, 3), b"GGUF", bytes(24)]
+    return Format(seeds, read, (GGUFFormatError,), tokens)
+
+
 def _symbol() -> Format:
     data = mx.sym.Variable("data")
     hidden = mx.sym.Activation(mx.sym.Convolution(data, kernel=(3, 3), num_filter=4, name="c"), act_type="relu")
@@ -223,7 +240,7 @@ def records_of(path: str) -> int:
     return count
 
 
-def in_file(data: bytes, read: Callable[[str], object]) -> object:
+def in_file(data: bytes, read: Callable[[str], T]) -> T:
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
@@ -238,6 +255,7 @@ FORMATS: dict[str, Callable[[], Format]] = {
     "checkpoint": _checkpoint,
     "params": _params,
     "safetensors": _safetensors,
+    "gguf": _gguf,
     "symbol": _symbol,
     "records": _records,
 }

@@ -29,7 +29,7 @@ from flowmx.comm.limits import DEFAULT
 from flowmx.data import image_lists
 from flowmx.data.records.index import read_index
 from flowmx.optimizer import mxnet_states
-from flowmx.serialization import params, safetensors, torch
+from flowmx.serialization import gguf, params, safetensors, torch
 from flowmx.serve import formats as bodies
 from flowmx.serve.open_inference import Inference
 from tests.fuzz.formats import INPUTS, in_file, records_of
@@ -270,6 +270,37 @@ def _safetensors() -> Parser:
     entry = '"w{}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
     growers["many arrays"] = framed(lambda n: b"{" + _joined(entry.format, n) + b"}")
     return Parser(safetensors.loads, growers, _ANY)
+
+
+def _gguf() -> Parser:
+    def entries(count: int, *pieces: bytes) -> bytes:
+        return b"GGUF" + struct.pack("<IQQ", 3, 0, count) + b"".join(pieces)
+
+    def one(kind: int, content: bytes) -> bytes:
+        return entries(1, struct.pack("<QcI", 1, b"k", kind), content)
+
+    def tensors(n: int, *, offset: int) -> bytes:
+        count = n // 60
+        infos = (struct.pack("<Q8sIQIQ", 8, b"%08d" % at, 1, 1, 0, offset * at) for at in range(count))
+        return b"GGUF" + struct.pack("<IQQ", 3, count, 0) + b"".join(infos) + bytes(32 * count)
+
+    growers: dict[str, Grower] = {
+        "many entries": lambda n: entries(
+            n // 21, *(struct.pack("<Q8sIB", 8, b"%08d" % at, 0, 7) for at in range(n // 21))
+        ),
+        "one name": lambda n: entries(n // 14, struct.pack("<QcIB", 1, b"k", 0, 7) * (n // 14)),
+        "a long name": lambda n: entries(1, struct.pack("<Q", n), b"k" * n),
+        "a long text": lambda n: one(8, struct.pack("<Q", n) + b"x" * n),
+        "no UTF-8": lambda n: one(8, struct.pack("<Q", n) + b"\xff" * n),
+        "empty texts": lambda n: one(9, struct.pack("<IQ", 8, n // 8) + bytes(n)),
+        "short texts": lambda n: one(9, struct.pack("<IQ", 8, n // 10) + struct.pack("<Q2s", 2, b"ab") * (n // 10)),
+        "numbers": lambda n: one(9, struct.pack("<IQ", 7, n) + b"\7" * n),
+        "depth": lambda n: one(9, struct.pack("<IQ", 9, 1) * (n // 12)),
+        "many arrays": lambda n: one(9, struct.pack("<IQ", 9, n // 12) + struct.pack("<IQ", 0, 0) * (n // 12)),
+        "many tensors": lambda n: tensors(n, offset=32),
+        "tensors at one place": lambda n: tensors(n, offset=0),
+    }
+    return Parser(gguf.loads, growers, _ANY)
 
 
 # -- msgpack -------------------------------------------------------------------------------------------
@@ -646,6 +677,7 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "checkpoint": _checkpoint,
     "params": _params,
     "safetensors": _safetensors,
+    "gguf": _gguf,
     "symbol": _symbol,
     "torch": _torch,
     "states": _states,

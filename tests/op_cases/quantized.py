@@ -122,7 +122,6 @@ LAYERS = [
 ]  # fmt: skip
 
 
-
 def _weight(form: str, rows: int, columns: int, tiles: bool = False) -> Maker:
     """Return a quantized weight, which may be interleaved."""
 
