@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
+import numpy as np
+
 from flowmx import ndarray as nd
 from flowmx.errors import ShapeError
 from flowmx.gluon.base_block import A
@@ -145,7 +147,8 @@ class MultiHeadAttention(HybridBlock):
                 f"begin_cache: batch_size is {batch_size} and max_length {max_length}, expected 1 or more of both"
             )
         shape = (max_length, batch_size, self._key_units)
-        dtype = self.out.weight.dtype if dtype is None else dtype
+        if dtype is None:
+            dtype = "float32" if self.out.weight.dtype == np.uint8 else self.out.weight.dtype  # packed weights
         arrays: list[NDArray] = [nd.zeros(shape, dtype=dtype, ctx=ctx) for _ in range(2)]
         arrays.append(nd.zeros((1,), dtype="int32", ctx=ctx))
         return [array.as_np_ndarray() for array in arrays] if semantics.get().array else arrays
@@ -243,6 +246,11 @@ class MultiHeadAttention(HybridBlock):
             score_cap=self._score_cap or 0.0,
         )  # fmt: skip
         return self.out(out)
+
+    @property
+    def num_heads(self) -> int:
+        """The number of heads of queries."""
+        return self._heads
 
     @property
     def page_heads(self) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from flowmx import symbol as sym
 from flowmx.errors import DataError, MismatchError, ParameterError
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.model_zoo.calls import without_nones
+from flowmx.gluon.model_zoo.gguf.pretrained import from_gguf
 from flowmx.gluon.model_zoo.huggingface.families import FAMILIES, Family, classes
 from flowmx.gluon.model_zoo.huggingface.folder import Arrays, Config, read_arrays, read_config
 from flowmx.gluon.parameter import Contexts, Parameter, _fits
@@ -51,8 +52,12 @@ def from_pretrained(
     The folder has ``config.json``, and ``model.safetensors``, its shards with ``model.safetensors.index.json``, or
     ``pytorch_model.bin``. Tokenizers are not read, and nothing is downloaded.
 
+    A GGUF file, ``NAME.gguf``, may be in place of the folder, with a model of the architecture ``llama`` (also
+    Mistral), ``qwen2``, ``qwen3``, ``gemma3`` or ``gpt2``. Its matrices stay quantized, and are constants, unless
+    ``dtype`` is set.
+
     Args:
-        folder: the folder.
+        folder: the folder, or the GGUF file.
         model: the class of the model, to train another head than that of the folder, such as ``text.BERTClassifier``
             (default: that of the folder). Weights of a head or pooler that are not in the folder are initialized, with
             a warning.
@@ -71,6 +76,8 @@ def from_pretrained(
         >>> net = mx.gluon.model_zoo.from_pretrained("bert", text.BERTClassifier, classes=3)  # doctest: +SKIP
     """
     path = Path(folder)
+    if path.suffix == ".gguf":
+        return _checked(from_gguf(path, ctx, dtype, **options), model, path)
     config = read_config(path)
     family = _family(config)
     kind = _kind(config, family) if model is None else model
@@ -82,6 +89,17 @@ def from_pretrained(
     arrays = family.arrays(read_arrays(path))
     net = kind(**_options(kind, config, family, arrays) | options)
     _load(net, arrays, family, path, ctx, dtype)
+    return net
+
+
+def _checked(net: HybridBlock, model: type[HybridBlock] | None, path: Path) -> HybridBlock:
+    """Return a network if it is of the class that was requested, if any.
+
+    Raises:
+        ParameterError: it is not.
+    """
+    if model is not None and not isinstance(net, model):
+        raise ParameterError(f"from_pretrained: model is {model.__name__}, but {path} is a {type(net).__name__}")
     return net
 
 
