@@ -108,6 +108,46 @@ def test_steps_see_changed_weights():
     np.testing.assert_allclose(decoder.step(batch([(0, 0)])).asnumpy(), 2 * before, rtol=1e-5)
 
 
+def test_parameters_are_replaced_by_name():
+    net = from_pretrained(FOLDER / "llama")
+    decoder, gamma = PagedDecoder(net, 12, SIZE), net.llama.norm.gamma
+    before = decoder.step(batch([(0, 0)])).asnumpy()
+    decoder.set_parameters({gamma.name: 2 * gamma.data()})
+    np.testing.assert_allclose(decoder.step(batch([(0, 0)])).asnumpy(), 2 * before, rtol=1e-5)
+    with pytest.raises(ValueError, match="no parameter 'gama'"):
+        decoder.set_parameters({gamma.name: mx.nd.ones(8), "gama": mx.nd.ones(8)})
+    with pytest.raises(ValueError, match=r"has the shape \(3,\), expected \(8,\)"):
+        decoder.set_parameters({gamma.name: mx.nd.ones(3)})
+    np.testing.assert_allclose(decoder.step(batch([(0, 0)])).asnumpy(), 2 * before, rtol=1e-5)
+
+
+def test_a_cleared_cache_is_usable_after_a_failed_step():
+    net = from_pretrained(FOLDER / "llama")
+    decoder = PagedDecoder(net, 12, SIZE)
+    expected = decoder.step(batch([(0, 0)])).asnumpy()
+    failed = mx.nd.Custom(mx.nd.ones(8), op_type="fails_for_decoder")
+    good = net.llama.norm.gamma.data().copy()
+    name = net.llama.norm.gamma.name
+    decoder.set_parameters({name: failed})
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="a failure of the weights"):
+            decoder.step(batch([(0, 0)])).asnumpy()
+    decoder.set_parameters({name: good})
+    decoder.clear()
+    np.testing.assert_array_equal(decoder.step(batch([(0, 0)])).asnumpy(), expected)
+
+
+class Fails(mx.operator.CustomOp):
+    def forward(self, *args, **kwargs):
+        raise RuntimeError("a failure of the weights")
+
+
+@mx.operator.register("fails_for_decoder")
+class FailsProp(mx.operator.CustomOpProp):
+    def create_operator(self, *args):
+        return Fails()
+
+
 def test_a_step_is_a_native_run_apart_from_the_angles_of_the_positions():
     decoder = PagedDecoder(from_pretrained(FOLDER / "llama"), 12, 16)
     table, zero = np.array([[3]], np.int32), np.zeros(1, np.int32)
