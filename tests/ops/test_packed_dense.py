@@ -1,15 +1,19 @@
 """Products with quantized weights: the kernel's results are those of the fallback, which rounds data the same way."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 import flowmx as mx
 from flowmx import devices
 from flowmx.errors import AutogradError, ParameterError, ShapeError, TypeInferenceError
-from flowmx.ops.kernels.llvm import compiler, packed_dense
+from flowmx.ops.kernels.llvm import compiler, packed_dense, packed_rows
 from flowmx.ops.quantization import interleaved_weights
 from flowmx.ops.quantization.block_formats import FORMATS
-from flowmx.ops.quantization.packed_dense import PackedDense, rounded
+from flowmx.ops.quantization.packed_dense import PackedDense, PackedEmbedding, rounded
 from flowmx.ops.registry.dtypes import as_dtype
 from flowmx.ops.registry.operators import Run
 from tests.native_runs import eager_native_runs
@@ -183,6 +187,40 @@ def test_a_network_with_quantized_weights_is_one_native_run():
     assert np.abs(changed - expected).max() > 0.1
 
 
+@needs_compiler
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_forked_child_computes_with_two_threads():
+    out = subprocess.run([sys.executable, "-c", _FORKING], capture_output=True, text=True, check=False, timeout=120)
+    assert (out.stdout, out.returncode) == ("good\n", 0), out.stderr
+
+
+_FORKING = """
+import os
+import numpy as np
+import flowmx as mx
+from flowmx.ops.quantization.block_formats import FORMATS
+
+rng = np.random.default_rng(0)
+weight = mx.nd.array(FORMATS["Q4_1"].quantize(rng.standard_normal((2000, 640))), dtype="uint8")
+tiles = mx.nd.contrib.interleave_weight(weight, format="Q4_1")
+data = mx.nd.array(rng.standard_normal((5, 640)))
+
+def work():
+    out = mx.nd.contrib.packed_dense(data, tiles, format="Q4_1", num_hidden=2000, in_units=640, interleaved=True)
+    return out.asnumpy().tobytes()
+
+with mx.engine.using(cpu_kernel_nthreads=2):
+    expected = work()
+    for _ in range(2):
+        child = os.fork()
+        if child == 0:
+            os._exit(work() != expected)
+        assert work() == expected
+        assert os.waitpid(child, 0)[1] == 0
+print("good")
+"""
+
+
 def test_the_gradient_of_data_is_that_of_the_dequantized_weight():
     for tiles in (False, True):
         weight = _weight("Q4_0", 7, 64)
@@ -214,6 +252,20 @@ def test_the_gradient_of_a_quantized_weight_is_refused():
     out.backward()
     with pytest.raises(AutogradError, match=r"a quantized weight has no gradient.*set grad_req='null'"):
         weight.grad.asnumpy()
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_loop_dequantizes_rows_as_the_fallback_does(name, dtype):
+    op = PackedEmbedding.create(format=name, input_dim=37, output_dim=256, interleaved=True, dtype=dtype)
+    table = interleaved_weights.interleave(name, _weight(name, 37, 256))
+    for index in ("int32", "int64"):
+        tokens = np.array([[0, 36, 16], [15, 99, -1]], index)
+        actual, expected = (np.full((2, 3, 256), 9, as_dtype(dtype)) for _ in range(2))
+        assert packed_rows._dequantize(op, [tokens, table], [actual])
+        op.forward(RUN, [tokens, table], [expected])
+        np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("tiles", [False, True])

@@ -21,6 +21,7 @@ MODULES = (
     "normalization",
     "optimizers",
     "packed_dense",
+    "packed_rows",
     "paged_attention",
     "recurrent",
     "recurrent_cells",

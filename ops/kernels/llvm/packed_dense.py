@@ -73,10 +73,10 @@ def _rounding_loop(op: PackedDense, dtype: DType, rows: int) -> _Loop | None:
     layout, real = layout_of(op.format), float_type_of(dtype)
     if layout.is_float or real is None:
         return None
-    blocks = rows * (op.in_units // GROUP)
-    tasks = -(-blocks // _BLOCKS)
-    head = struct.pack("2q2q", 0, tasks, blocks, _BLOCKS)
-    return _Loop(rounding_program(rounding_of(layout, real)), head, blocks >= 4 * _BLOCKS)
+    groups = op.in_units // GROUP
+    share = max(1, _BLOCKS // groups)
+    head = struct.pack("2q3q", 0, -(-rows // share), rows, share, groups)
+    return _Loop(rounding_program(rounding_of(layout, real)), head, rows * groups >= 4 * _BLOCKS)
 
 
 def _is_ready(*loops: _Loop | None) -> bool:

@@ -20,7 +20,8 @@ from flowmx.ops.quantization.interleaved_weights import GROUP, TILE, Layout, lay
 
 BLOCKS = (8, 4, 2, 1)
 """The numbers of rows that share the codes in registers, largest first."""
-_NUMBERS = {"F32": FLOAT, "F16": HALF, "BF16": BFLOAT}
+NUMBERS = {"F32": FLOAT, "F16": HALF, "BF16": BFLOAT}
+"""The element types of weights of floating-point numbers, by format."""
 _INT = "<16 x i32>"
 _BYTES = "<64 x i8>"
 _TINY = 0x03800000
@@ -165,7 +166,7 @@ class Writer:
             self.tiles, self.tile_chunk, self.tile_chunks, self.rows, self.row_chunk, self.columns, self.outputs
         ) = [code.word() for _ in WORDS]  # fmt: skip
         self.out = code.array(kind.data)
-        self.weights = code.array(_NUMBERS.get(kind.format))
+        self.weights = code.array(NUMBERS.get(kind.format))
         self.bias = code.array(kind.data) if kind.has_bias else None
         self.dot = Dot(code, kind.instructions, 8 if self.layout.zero == 128 else self.layout.bits - 1)
         if self.layout.is_float:
@@ -243,18 +244,20 @@ class Writer:
         totals = [code.local(code.constant(0.0)) for _ in rows]
         records = self._fraction(self.columns, GROUP * layout.groups)
         start = code.times(code.times(tile, records), layout.record_bytes)
+        before = code.times(rows[0], self._fraction(self.columns, GROUP))
         with code.loop(code.index(0), records) as record:
             head = code.plus(start, code.times(record, layout.record_bytes))
             scale = self._load_numbers(head)
             minimum = self._load_numbers(code.plus(head, 2 * TILE)) if layout.has_minimums else None
             body = code.plus(head, layout.head)
-            first = code.times(record, layout.groups)
+            first = code.plus(before, code.times(record, layout.groups * len(rows)))
             if layout.groups == 1:
-                self._add_group(self._group(body, scale, minimum), rows, first, totals)
+                self._add_group(self._group(body, scale, minimum), first, totals)
             else:
                 with code.loop(code.index(0), code.index(layout.groups)) as at:
                     place = code.plus(body, code.times(at, layout.group_bytes))
-                    self._add_group(self._group(place, scale, minimum), rows, code.plus(first, at), totals)
+                    unit = code.plus(first, code.times(at, len(rows)))
+                    self._add_group(self._group(place, scale, minimum), unit, totals)
         return [code.get(total) for total in totals]
 
     def _fraction(self, value: Value, divisor: int) -> Value:
@@ -301,31 +304,38 @@ class Writer:
         shifted = [code.put(_INT, f"lshr {each}, splat (i32 4)") for each in vectors]
         return [*lower, *(code.put(_INT, f"and {each}, {mask}") for each in shifted)]
 
-    def _add_group(self, group: Group, rows: Sequence[Value], number: Value, totals: Sequence[Value]) -> None:
-        """Add the products of a group to the totals of rows."""
-        code, parts = self.code, self.layout.parts
-        groups = self._fraction(self.columns, GROUP)
-        for row, total in zip(rows, totals, strict=True):
-            at = code.plus(code.times(row, groups), number)
-            unit = code.spread(code.load_one(self.scales, at))
-            data = code.at(self.data, code.times(at, GROUP), "i8")
-            value = code.get(total)
-            for part, (vectors, scale) in enumerate(zip(group.vectors, group.scales, strict=True)):
-                sums = self._first_sums(code.plus(code.times(at, parts), part))
-                for place, codes in enumerate(vectors):
-                    four = self._four(data, part * len(vectors) + place)
-                    sums = self.dot.add(sums, codes, four)
-                real = code.put(code.vector, f"sitofp {sums} to {code.vector}")
-                value = code.intrinsic("llvm.fma", real, code.binary("fmul", scale, unit), value)
-            if group.minimum is not None:
-                value = code.intrinsic("llvm.fma", group.minimum, code.spread(code.load_one(self.sums, at)), value)
+    def _add_group(self, group: Group, unit: Value, totals: Sequence[Value]) -> None:
+        """Add the products of a group and of rows of data, of which ``unit`` is the first block, to the totals."""
+        code, count = self.code, len(totals)
+        data = code.at(self.data, code.times(unit, GROUP), "i8")
+        scales = code.at(self.scales, unit, "float")
+        values = [code.get(total) for total in totals]
+        units = [code.spread(code.load_one(scales, code.index(row))) for row in range(count)]
+        for part, (vectors, scale) in enumerate(zip(group.vectors, group.scales, strict=True)):
+            sums = [self._first_sums(unit, row, part) for row in range(count)]
+            for place, codes in enumerate(vectors):
+                at = part * len(vectors) + place
+                for row in range(count):
+                    sums[row] = self.dot.add(sums[row], codes, self._four(data, row * GROUP // 4 + at))
+            for row in range(count):
+                real = code.put(code.vector, f"sitofp {sums[row]} to {code.vector}")
+                values[row] = code.intrinsic("llvm.fma", real, code.binary("fmul", scale, units[row]), values[row])
+        if group.minimum is not None:
+            shifts = code.at(self.sums, unit, "float")
+            for row in range(count):
+                shift = code.spread(code.load_one(shifts, code.index(row)))
+                values[row] = code.intrinsic("llvm.fma", group.minimum, shift, values[row])
+        for total, value in zip(totals, values, strict=True):
             code.set(total, value)
 
-    def _first_sums(self, at: Value) -> Value:
+    def _first_sums(self, unit: Value, row: int, part: int) -> Value:
         """Return the integer sums before the first product: the sum of the data, times the negative code of 0."""
         if not self.layout.zero:
             return Value(_INT, "zeroinitializer")
-        return self.code.spread(self.code.put("i32", f"load i32, {self.code.at(self.sums, at, 'i32')}, align 4"))
+        code, parts = self.code, self.layout.parts
+        sums = code.at(self.sums, code.times(unit, parts), "i32")
+        place = code.at(sums, code.index(row * parts + part), "i32")
+        return code.spread(code.put("i32", f"load i32, {place}, align 4"))
 
     def _four(self, data: Value, place: int) -> Value:
         """Return 4 rounded values in each lane."""
@@ -350,28 +360,44 @@ class Rounding(NamedTuple):
 class RoundingWriter:
     """Generates the LLVM code that rounds data; its arrays are rounded data, scales, sums, and data.
 
+    Rows that are multiplied together are interleaved: their blocks of the same columns follow each other.
     The sums are those of the data, if weights have minimums; or integers for :meth:`Writer._first_sums`.
     """
 
     def __init__(self, kind: Rounding, features: frozenset[str]) -> None:
         self.kind = kind
         self.code = code = Code(features=features)
-        self.blocks, self.share = code.word(), code.word()
+        self.rows, self.share, self.groups = code.word(), code.word(), code.word()
         self.rounded, self.scales, self.sums = code.array(), code.array(), code.array()
         self.data = code.array(kind.data)
 
     def write(self) -> str:
-        """Return the text: for each task, its blocks."""
+        """Return the text: for each task, its rows."""
         code = self.code
         with code.tasks() as task:
             first = code.times(task, self.share)
-            with code.loop(first, code.least(code.plus(first, self.share), self.blocks)) as block:
-                self._block(block)
+            with code.loop(first, code.least(code.plus(first, self.share), self.rows)) as row:
+                start, count = self._block_of(row)
+                before = code.plus(code.times(start, self.groups), code.minus(row, start))
+                with code.loop(code.index(0), self.groups) as group:
+                    source = code.plus(code.times(row, self.groups), group)
+                    self._round(code.times(source, GROUP), code.plus(before, code.times(group, count)))
         return code.finish()
 
-    def _block(self, block: Value) -> None:
+    def _block_of(self, row: Value) -> tuple[Value, Value]:
+        """Return the first of the rows that are multiplied together with a row, and their number; see ``BLOCKS``."""
+        code, largest = self.code, BLOCKS[0]
+        stop = code.put("i64", f"and {self.rows}, {-largest}")
+        start, count = code.put("i64", f"and {row}, {-largest}"), code.index(largest)
+        for size in BLOCKS[1:]:
+            is_later = code.put("i1", f"icmp sge {row}, {stop.name}")
+            start, count = code.choose(is_later, stop, start), code.choose(is_later, code.index(size), count)
+            stop = code.plus(stop, code.put("i64", f"and {self.rows}, {size}"))
+        return start, count
+
+    def _round(self, start: Value, block: Value) -> None:
+        """Round 32 values that begin at an element, and store them as a block."""
         code = self.code
-        start = code.times(block, GROUP)
         values = [code.load(self.data, code.plus(start, at)) for at in (0, 16)]
         bits = [
             code.put(_INT, f"and {code.put(_INT, f'bitcast {each} to {_INT}')}, splat (i32 2147483647)")
@@ -389,7 +415,7 @@ class RoundingWriter:
         code.store_one(scale, self.scales, block)
         whole = [self._rounded(each, code.spread(factor), code.spread(is_finite)) for each in values]
         for at, each in enumerate(whole):
-            place = code.at(self.rounded, code.plus(start, 16 * at), "i8")
+            place = code.at(self.rounded, code.plus(code.times(block, GROUP), 16 * at), "i8")
             code.do(f"store {code.put('<16 x i8>', f'trunc {each} to <16 x i8>')}, {place}, align 1")
         self._store_sums(whole, block, scale)
 
