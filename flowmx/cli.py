@@ -29,6 +29,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "run a training script with extra settings, or train a model on a data file",
         ),
         "serve": ("flowmx.serve.command", "serve a model over HTTP"),
+        "chat": ("flowmx.tools.commands.chat", "chat with a language model"),
         "convert": (
             "flowmx.tools.commands.convert",
             "convert models and parameters to other formats, such as ONNX and safetensors",

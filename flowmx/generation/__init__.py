@@ -5,20 +5,26 @@ from typing import TYPE_CHECKING
 from flowmx.lazy import lazy_attributes
 
 if TYPE_CHECKING:
+    from flowmx.generation.chat_template import ChatTemplate, ChatTemplateError
     from flowmx.generation.generation import Generation
     from flowmx.generation.generator import Generator
+    from flowmx.generation.loading import is_text_model, load
     from flowmx.generation.paged_decoder import PagedDecoder
     from flowmx.generation.results import Completion, Token, TokenLogprob, Usage
     from flowmx.generation.sampling import Sampling
     from flowmx.generation.step_batch import StepBatch
+    from flowmx.generation.tokenizer import Tokenizer
 
 __all__ = [
-    "Completion", "Generation", "Generator", "PagedDecoder", "Sampling", "StepBatch", "Token", "TokenLogprob", "Usage",
+    "ChatTemplate", "ChatTemplateError", "Completion", "Generation", "Generator", "PagedDecoder", "Sampling",
+    "StepBatch", "Token", "TokenLogprob", "Tokenizer", "Usage", "is_text_model", "load",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy_attributes(
     __name__,
     {
+        "ChatTemplate": "flowmx.generation.chat_template:ChatTemplate",
+        "ChatTemplateError": "flowmx.generation.chat_template:ChatTemplateError",
         "Completion": "flowmx.generation.results:Completion",
         "Generation": "flowmx.generation.generation:Generation",
         "Generator": "flowmx.generation.generator:Generator",
@@ -27,6 +33,9 @@ __getattr__, __dir__ = lazy_attributes(
         "StepBatch": "flowmx.generation.step_batch:StepBatch",
         "Token": "flowmx.generation.results:Token",
         "TokenLogprob": "flowmx.generation.results:TokenLogprob",
+        "Tokenizer": "flowmx.generation.tokenizer:Tokenizer",
         "Usage": "flowmx.generation.results:Usage",
+        "is_text_model": "flowmx.generation.loading:is_text_model",
+        "load": "flowmx.generation.loading:load",
     },
 )

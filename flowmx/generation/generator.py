@@ -95,7 +95,7 @@ class Generator:
         ValueError: a number is not positive.
 
     Example:
-        >>> async with Generator.load("model.gguf") as generator:
+        >>> async with mx.generation.load("model.gguf") as generator:
         ...     async for token in generator("Once upon a time", max_tokens=50):
         ...         print(token.text, end="", flush=True)
     """

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flowmx import generation
 from flowmx.comm.heap import return_freed_memory
 from flowmx.comm.security import is_loopback
 from flowmx.engine import run as run_coroutine
@@ -27,6 +28,9 @@ from flowmx.tools import usage
 __all__ = ["main"]
 
 _log = logging.getLogger("flowmx.serve")
+_DEFAULT_NAME = "model"
+_MAX_REQUESTS = 1024
+"""Default number of unfinished requests of a language model."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     return_freed_memory()
     access = Access.from_files(options.token_file, options.admin_token_file)
     tls = _tls(options)
-    models = Repository(options.repository) if options.model is None else _predictor(options)
+    models = Repository(options.repository) if options.model is None else _model(parser, options)
 
     def started(address: str) -> None:
         if options.member is None:
@@ -86,7 +90,7 @@ def _check_workers(parser: argparse.ArgumentParser, options: argparse.Namespace)
         parser.error("--workers needs Linux or macOS: start several services, each on its port")
 
 
-async def _warm(models: Predictor | Repository) -> None:
+async def _warm(models: Predictor | Repository | generation.Generator) -> None:
     """Wait until the model is warm; a repository's models report their failures themselves."""
     if isinstance(models, Predictor):
         await asyncio.shield(asyncio.ensure_future(models.ready()))
@@ -95,6 +99,18 @@ async def _warm(models: Predictor | Repository) -> None:
 async def _serve_pool(options: argparse.Namespace, argv: Sequence[str]) -> int:
     scheme = "http" if options.tls_cert is None else "https"
     return await Pool(options.workers, argv).run(options.host, options.port, scheme)
+
+
+def _model(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Predictor | generation.Generator:
+    """Return the generator of a language model, or the predictor of any other model."""
+    if options.handler is not None or not generation.is_text_model(options.model):
+        return _predictor(options)
+    if options.shape or options.image:
+        parser.error(f"{options.model} is a language model: --shape and --image do not apply")
+    return generation.load(
+        options.model, name=options.name if options.name != _DEFAULT_NAME else None, max_bytes=options.cache_mib << 20,
+        max_length=options.max_length, max_requests=options.max_queue or _MAX_REQUESTS,
+    )  # fmt: skip
 
 
 def _predictor(options: argparse.Namespace) -> Predictor:
@@ -138,7 +154,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "model",
         nargs="?",
-        help="a folder with a checkpoint or an ONNX file, the prefix of a checkpoint, or an .onnx file",
+        help="a folder with a checkpoint or an ONNX file, the prefix of a checkpoint, an .onnx or .gguf file, or a "
+        "folder of Hugging Face's Transformers",
     )
     parser.add_argument(
         "--shape", action="append", metavar="[NAME=]SIZES",
@@ -183,7 +200,14 @@ def _parser() -> argparse.ArgumentParser:
         "--dashboard", type=usage.port, nargs="?", const=0, metavar="PORT",
         help="serve the dashboard on this port of 127.0.0.1 (default: a free one)",
     )  # fmt: skip
-    parser.add_argument("--name", default="model", help="name of the model in paths and metrics (default: %(default)s)")
+    parser.add_argument(
+        "--cache-mib", type=int, default=256, metavar="MIB",
+        help="memory for the keys and values of a language model (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--max-length", type=int, help="maximum number of tokens of a prompt and its text")
+    parser.add_argument(
+        "--name", default=_DEFAULT_NAME, help="name of the model in paths and metrics (default: %(default)s)"
+    )
     parser.add_argument("--repository", metavar="FOLDER", help="serve all models of a folder, each with a model.toml")
     parser.add_argument(
         "--default", metavar="NAME",

@@ -32,6 +32,8 @@ PACKAGES = {
     "threadpoolctl": "thread counts of BLAS",
     "pillow": "image files",
     "simplejpeg": "JPEG files, faster",
+    "tokenizers": "texts of language models",
+    "jinja2": "chats with language models",
     "cupy-cuda13x": "arrays on GPUs, with drivers of CUDA 13",
     "cupy-cuda12x": "arrays on GPUs, with drivers of CUDA 12",
     "nvidia-cudnn-frontend": "convolutions on GPUs",

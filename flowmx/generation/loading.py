@@ -1,0 +1,87 @@
+"""Generators from files: a model, its tokenizer and its chat template."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from flowmx.comm.metrics import Metrics
+from flowmx.generation.chat_template import ChatTemplate
+from flowmx.generation.generator import Generator
+from flowmx.generation.paged_decoder import PagedDecoder
+from flowmx.generation.pages import pages_within
+from flowmx.generation.tokenizer import Tokenizer
+from flowmx.gluon.model_zoo import from_pretrained
+from flowmx.ops.registry.dtypes import DTypeLike
+from flowmx.serialization import gguf
+
+__all__ = ["is_text_model", "load"]
+
+_MAX_BYTES = 1 << 28
+"""Default size of the cache in bytes."""
+_PAGE = 16
+"""The number of positions of a page."""
+_CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""Ends of the names of Hugging Face's classes that generate text."""
+
+
+def is_text_model(path: str | Path) -> bool:
+    """Return whether a path is a GGUF file, or a folder of Hugging Face's with a model that generates text.
+
+    A folder without a ``tokenizer.json`` is not: its model takes and returns numbers.
+    """
+    path = Path(path)
+    if path.suffix == ".gguf":
+        return True
+    if not (path / "tokenizer.json").exists():
+        return False
+    try:
+        config = json.loads((path / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    names = config.get("architectures") if isinstance(config, dict) else None
+    return isinstance(names, list) and any(isinstance(name, str) and name.endswith(_CAUSAL) for name in names)
+
+
+def load(
+    path: str | Path, name: str | None = None, max_bytes: int = _MAX_BYTES, max_length: int | None = None,
+    dtype: DTypeLike = "float32", template: str | None = None, metrics: Metrics | None = None, **options: Any,
+) -> Generator:  # fmt: skip
+    """Load a generator from a GGUF file, or from a folder of Hugging Face's Transformers.
+
+    Args:
+        path: the file or folder.
+        name: the name of the model in requests and metrics (default: that of the file or folder).
+        max_bytes: the maximum size of the cache of keys and values in bytes.
+        max_length: the maximum number of tokens of a prompt and its text (default: that of the model, or of the cache).
+        dtype: the element type of the cache: float32, float16, bfloat16 or int8.
+        template: the source of the chat template (default: that of the file, if it has one).
+        metrics: the registry of metrics.
+        **options: further arguments of :class:`Generator`.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: the model, its vocabulary or its chat template is not supported, or not one page fits the cache.
+        ImportError: ``tokenizers`` or ``jinja2`` is not installed.
+    """
+    path = Path(path)
+    tokenizer = (
+        Tokenizer.from_gguf(gguf.load(path).metadata) if path.suffix == ".gguf" else Tokenizer.from_json(path)
+    )  # fmt: skip
+    net = from_pretrained(path)
+    probe = PagedDecoder(net, 1, _PAGE, dtype)
+    decoder = PagedDecoder(net, max(1, pages_within(max_bytes, probe.nbytes // 2) - 1), _PAGE, dtype)
+    source = tokenizer.chat_template if template is None else template
+    texts = ["" if token is None else tokenizer.token_text(token) for token in (tokenizer.bos, tokenizer.eos)]
+    chat = None if source is None else ChatTemplate(source, *texts)
+    return Generator(
+        decoder, tokenizer, chat, name or path.stem, max_length=max_length or _max_length(net), metrics=metrics,
+        **options,
+    )  # fmt: skip
+
+
+def _max_length(net: Any) -> int | None:
+    """Return the length that a model was made for, if it says so."""
+    length = getattr(getattr(net, "llama", net), "max_length", None)
+    return length if isinstance(length, int) else None
