@@ -27,6 +27,7 @@ from benchmarks import profiling as profilers
 from benchmarks import quantized as bytewise
 from benchmarks import recordio as records
 from benchmarks import serving as services
+from benchmarks import text_generation as texts
 
 
 def engine(rounds: int) -> None:
@@ -46,6 +47,11 @@ def engine(rounds: int) -> None:
 def packed(rounds: int) -> None:
     """Products with quantized weights: time, and the tokens per second that they allow."""
     quantized_weights.report(rounds)
+
+
+def generation(rounds: int) -> None:
+    """Text generation: tokens per second of SmolLM2-135M, compared with llama.cpp, and the event loop's lag."""
+    texts.report(rounds)
 
 
 def numpy_api(rounds: int) -> None:
@@ -428,7 +434,8 @@ BENCHMARKS = {
         engine, numpy_api, lenet, lag, loop_gaps, runahead, networks, operators, chain, memory, recompute, resident,
         planning, language, transformer, transformers, hybrid, gluon, small, other_small, small_operators, shapes,
         detection, sparse, attention, first_calls, importing, short_calls,
-        kvstore, checkpoints, recordio, images, loader, profiling, serving, hostile, gpu, half, int8, packed, onnx,
+        kvstore, checkpoints, recordio, images, loader, profiling, serving, hostile, gpu, half, int8, packed,
+        generation, onnx,
         prediction,
     )
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,11 +11,28 @@ from flowmx.checkpoint.content import CheckpointError
 from flowmx.ndarray import NDArray
 
 
-def by_name(net: Any) -> dict[str, object]:
-    """Return the parameters of a block or a ParameterDict, by names without the block's prefix."""
-    prefix = getattr(net, "prefix", "")
-    params = net.collect_params() if hasattr(net, "collect_params") else net
-    return {name.removeprefix(prefix): param for name, param in params.items()}
+def by_name(net: Any) -> dict[str, Any]:
+    """Return the parameters of a block by attribute path, or those of a ParameterDict by renumbered name.
+
+    The automatic names of blocks, such as ``dense3``, differ between two networks of one process; paths do not. A
+    parameter that has no path has its name, without the block's prefix.
+    """
+    if not hasattr(net, "collect_params"):
+        return _renumbered(net)
+    paths = {param: path for path, param in reversed(net._collect_params_with_prefix().items())}
+    return {paths.get(param, name.removeprefix(net.prefix)): param for name, param in net.collect_params().items()}
+
+
+def _renumbered(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters by names in which the blocks of each kind are counted from 0, in the order of the mapping."""
+    numbers: dict[tuple[str, str], dict[str, str]] = {}
+
+    def renumber(match: re.Match[str]) -> str:
+        kind = numbers.setdefault((match.string[: match.start()], match[1]), {})
+        return f"{match[1]}{kind.setdefault(match[2], str(len(kind)))}_"
+
+    renamed = {re.sub(r"([a-z]+)(\d+)_", renumber, name): param for name, param in params.items()}
+    return renamed if len(renamed) == len(params) else dict(params.items())
 
 
 def arrays(params: Mapping[str, Any], leads: bool) -> Iterator[tuple[str, NDArray]]:

@@ -108,6 +108,7 @@ class Run:
             )
         parameters.restore(self._params, checkpoint.arrays, checkpoint.content["parameters"])
         if self._trainer is not None:
+            self._check_order(checkpoint.content.get("order"))
             optimizers.set_config(self._trainer.optimizer, checkpoint.content["optimizer"])
             attributes.set_state(
                 getattr(self._trainer, "_amp_loss_scaler", None) or _NoScaler(), checkpoint.content["scaler"]
@@ -117,6 +118,19 @@ class Run:
         self._restore_average(checkpoint)
         generators.set_state(checkpoint.content["generators"])
         self.epoch, self.batch = checkpoint.place
+
+    def _order(self) -> list[str]:
+        """Return the names of the trainer's parameters, in the order of its states."""
+        names = {id(param): name for name, param in self._params.items()}
+        return [names.get(id(param), "") for _, param in sorted(self._trainer.optimizer.param_dict.items())]
+
+    def _check_order(self, order: list[str] | None) -> None:
+        """Refuse a trainer with another order: the states of its optimizer would belong to other parameters."""
+        if order is not None and order != self._order():
+            raise CheckpointError(
+                f"the trainer has its parameters in the order {self._order()[:6]}, and the checkpoint in the order "
+                f"{order[:6]}: create it with a list, such as list(net.collect_params().values())"
+            )
 
     def _restore_average(self, checkpoint: Checkpoint) -> None:
         if self._average is None:
@@ -225,6 +239,7 @@ class Run:
             "optimizer": None if trainer is None else optimizers.config(trainer.optimizer),
             "scaler": attributes.state(getattr(trainer, "_amp_loss_scaler", None) or _NoScaler()),
             "accumulation": None if trainer is None else trainer._accumulation.state(),
+            "order": None if trainer is None else self._order(),
             "generators": streams,
             "average": None if self._average is None else self._average.updates,
             "data": None if self._data is None else self._data.state(),

@@ -9,6 +9,7 @@ from typing import Any
 
 from flowmx import autograd
 from flowmx import ndarray as nd
+from flowmx.checkpoint.parameters import by_name
 from flowmx.errors import ArgumentError, ArgumentKindError
 from flowmx.gluon.base_block import Block
 from flowmx.gluon.parameter import Parameter
@@ -101,7 +102,7 @@ class ExponentialMovingAverage:
 
     @property
     def averages(self) -> dict[str, NDArray]:
-        """The averages by the names of parameters, without the network's prefix."""
+        """The averages by the attribute paths of parameters, such as ``features.0.weight``."""
         return dict(self._averages)
 
     def copy_to(self) -> None:
@@ -173,10 +174,9 @@ class ExponentialMovingAverage:
 
 
 def _parameters_by_name(params: object) -> dict[str, Parameter]:
-    """Return parameters by names without the network's prefix."""
+    """Return parameters by attribute path, or by name if there is no network."""
     if isinstance(params, Block):
-        prefix = params.prefix
-        return {name.removeprefix(prefix): param for name, param in params.collect_params().items()}
+        return by_name(params)
     if isinstance(params, (ParameterDict, Mapping)):
         named = dict(params.items())
     elif isinstance(params, (list, tuple)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flowmx import kvstore
@@ -125,6 +125,7 @@ class FitCheckpoints:
             for name in (*module._aux_names, *module._state_names):
                 arrays = module._executors("fit").on_devices(name)
                 targets |= {f"{number} aux {name} {device}": [array] for device, array in enumerate(arrays)}
+            _check_names([name for name in targets if name.split()[1] == "arg"], number, checkpoint.arrays)
             _set_arrays(targets, checkpoint.arrays)
 
     async def set_optimizers(self, checkpoint: Checkpoint) -> None:
@@ -188,6 +189,17 @@ async def _optimizer(module: Module) -> tuple[Any, Blob | None]:
     """Return the configuration of a module's optimizer, and its states unless another worker saves them."""
     updater = module._require_updater("fit")
     return optimizers.config(updater.optimizer), await updater.states()
+
+
+def _check_names(names: Sequence[str], number: int, values: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint whose parameters have other names; only the leading worker's has parameters."""
+    saved = [name for name in values if name.startswith(f"{number} arg ")]
+    differing = sorted({name.split(maxsplit=2)[2] for name in {*names} ^ {*saved}})
+    if saved and differing:
+        raise CheckpointError(
+            f"the checkpoint belongs to another network: {', '.join(differing[:6])} are in only one of the two. "
+            "Automatic names, such as fullyconnected0, differ between two symbols of one process: pass name= to layers"
+        )
 
 
 def _set_arrays(targets: Mapping[str, list[NDArray]], values: Mapping[str, Any]) -> None:

@@ -291,3 +291,52 @@ def test_sparse_gradients_and_separate_updates_are_refused():
 def test_an_average_refuses_invalid_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("of_block", [True, False])
+def test_a_second_run_of_one_process_resumes(of_block, tmp_path):
+    def train(places):
+        net = mx.gluon.nn.HybridSequential()
+        net.add(mx.gluon.nn.Dense(4, in_units=3), mx.gluon.nn.Dense(2))
+        net.initialize()
+        trainer = mx.gluon.Trainer(list(net.collect_params().values()), "adam")
+        average = mx.gluon.ExponentialMovingAverage(net)
+        run = mx.checkpoint.Run(tmp_path, net=net if of_block else net.collect_params(), trainer=trainer)
+        places.append(run.resume())
+        before = net(mx.nd.ones((2, 3))).asnumpy()
+        for _ in range(2):
+            with mx.autograd.record():
+                loss = (net(mx.nd.ones((2, 3))) ** 2).sum()
+            loss.backward()
+            trainer.step(2)
+            average.update()
+            run.batch_end()
+        run.epoch_end()
+        return before, net(mx.nd.ones((2, 3))).asnumpy(), average.averages
+
+    places = []
+    _, after, state = train(places)
+    before, _, other = train(places)
+    np.testing.assert_array_equal(before, after)
+    assert [place.epoch for place in places] == [0, 1]
+    assert state.keys() == other.keys()
+
+
+def test_a_trainer_with_another_order_is_refused(tmp_path):
+    def run(reverse):
+        net = mx.gluon.nn.Dense(4, in_units=4)
+        net.initialize()
+        params = list(net.collect_params().values())
+        trainer = mx.gluon.Trainer(params[::-1] if reverse else params, "adam")
+        run = mx.checkpoint.Run(tmp_path, net=net, trainer=trainer)
+        run.resume()
+        with mx.autograd.record():
+            loss = net(mx.nd.ones((2, 4))).sum()
+        loss.backward()
+        trainer.step(2)
+        run.epoch_end()
+
+    run(reverse=False)
+    run(reverse=False)
+    with pytest.raises(mx.checkpoint.CheckpointError, match=r"the order \['bias', 'weight'\].*create it with a list"):
+        run(reverse=True)

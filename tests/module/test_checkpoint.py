@@ -545,3 +545,16 @@ async def test_a_late_worker_uses_its_own_checkpoint():
     job.greatest = [1, 3, 17]
     assert await newest_common(job.session(), [(1, 2), (0, 0)], 0, 1) == (1, 2)
     assert await newest_common(job.session(), [], 0, 1) is None
+
+
+async def test_a_checkpoint_of_other_names_is_refused(tmp_path):
+    def module(name):
+        fc = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name=name)
+        return mx.mod.Module(mx.sym.SoftmaxOutput(fc, name="softmax"))
+
+    def data():
+        return mx.io.NDArrayIter(np.ones((8, 3), np.float32), np.zeros(8, np.float32), 4)
+
+    await module("one").fit(data(), num_epoch=1, checkpoint=tmp_path)
+    with pytest.raises(CheckpointError, match="one_bias, one_weight, other_bias, other_weight are in only"):
+        await module("other").fit(data(), num_epoch=2, checkpoint=tmp_path, resume=True)

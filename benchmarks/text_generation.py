@@ -1,0 +1,93 @@
+"""Text generation with SmolLM2-135M in Q4_1: one stream, a prompt of 512 tokens, 16 streams, and the event loop's lag.
+
+``python -m benchmarks generation`` needs the file that ``make models`` fetches. The peer is llama.cpp: ``PEERS`` has
+``llama.cpp/llama-bench`` and ``llama.cpp/llama-batched-bench``. Both take turns on the same two threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import time
+from statistics import quantiles
+
+import flowmx as mx
+from benchmarks.text_models import SMOLLM2
+from benchmarks.turns import PEERS
+
+STREAMS, LENGTH, PROMPT = 16, 64, 512
+Figures = dict[str, float]
+
+
+def report(rounds: int) -> None:
+    """Print tokens per second of flowmx and llama.cpp, the best of some rounds, and the ratios."""
+    if not SMOLLM2.exists():
+        print(f"{SMOLLM2} does not exist: make models")
+        return
+    ours, theirs = Figures(), Figures()
+    for _ in range(rounds):
+        for best, figures in ((theirs, llama()), (ours, asyncio.run(flowmx()))):
+            for name, value in figures.items():
+                pick = min if name.endswith("ms") else max
+                best[name] = pick(best.get(name, value), value)
+    print(f"{'SmolLM2-135M, Q4_1, two threads':34} {'flowmx':>10} {'llama.cpp':>10} {'ratio':>7}")
+    for name, value in ours.items():
+        peer = theirs.get(name)
+        print(f"{name:34} {value:10.1f}" + ("" if peer is None else f" {peer:10.1f} {value / peer:6.2f}x"))
+
+
+async def flowmx() -> Figures:
+    """Return the figures of flowmx."""
+    async with mx.generation.load(SMOLLM2, max_length=2048, dtype="bfloat16", prefill_tokens=PROMPT) as generator:
+        prompts = [list(range(100 + 40 * index, 132 + 40 * index)) for index in range(STREAMS)]
+        for count in (1, 2):  # the first time compiles
+            tokens = list(range(200 * count, 200 * count + PROMPT))
+            start = time.perf_counter()
+            await generator(tokens, max_tokens=1, temperature=0)
+            prompt = PROMPT / (time.perf_counter() - start)
+            single = await _speed(generator, [[5 + count]])
+            lags: list[float] = []
+            watching = asyncio.create_task(_watch(lags))
+            together = await _speed(generator, [[count, *each] for each in prompts])
+            watching.cancel()
+    return {
+        "one stream, tokens/s": single, f"a prompt of {PROMPT}, tokens/s": prompt,
+        f"{STREAMS} streams, tokens/s": together, "loop lag, p99, ms": 1000 * quantiles(lags, n=100)[98],
+    }  # fmt: skip
+
+
+async def _speed(generator: mx.generation.Generator, prompts: list[list[int]]) -> float:
+    """Return the generated tokens per second, without the first step, which computes the prompts."""
+    running = [generator(prompt, max_tokens=LENGTH, temperature=0, ignore_end=True) for prompt in prompts]
+    await asyncio.gather(*(anext(each) for each in running))
+    start = time.perf_counter()
+    await asyncio.gather(*running)
+    return len(prompts) * (LENGTH - 1) / (time.perf_counter() - start)
+
+
+async def _watch(lags: list[float]) -> None:
+    """Record how much longer than a millisecond the loop takes for a sleep of one."""
+    while True:
+        start = time.perf_counter()
+        await asyncio.sleep(0.001)
+        lags.append(time.perf_counter() - start - 0.001)
+
+
+def llama() -> Figures:
+    """Return the figures of llama.cpp; none if it is not installed."""
+    folder = PEERS / "llama.cpp"
+    if not (folder / "llama-bench").exists():
+        return {}
+    bench = [folder / "llama-bench", "-m", SMOLLM2, "-t", "2", "-p", str(PROMPT), "-n", str(LENGTH), "-o", "json"]
+    rows = json.loads(subprocess.run(list(map(str, bench)), capture_output=True, check=True, text=True).stdout)
+    figures = {
+        ("one stream, tokens/s" if row["n_gen"] else f"a prompt of {PROMPT}, tokens/s"): row["avg_ts"] for row in rows
+    }
+    batched = [
+        folder / "llama-batched-bench", "-m", SMOLLM2, "-t", "2", "-c", "4096", "-npp", "32", "-ntg", str(LENGTH),
+        "-npl", str(STREAMS), "--output-format", "jsonl",
+    ]  # fmt: skip
+    text = subprocess.run(list(map(str, batched)), capture_output=True, check=True, text=True).stdout
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    return figures | {f"{STREAMS} streams, tokens/s": line["speed_tg"] for line in lines}
