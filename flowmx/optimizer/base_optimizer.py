@@ -32,6 +32,10 @@ _DECAYED = ("_weight", "_gamma")
 _SAVED_ATTRIBUTES = ("rescale_grad", "wd", "clip_gradient", "lr", "multi_precision", "begin_num_update")
 """Attributes that are saved with their current values, because scripts may set them after construction."""
 
+_DEFAULT_RATE = 0.01
+"""The learning rate of optimizers and schedules that do not have another default."""
+_warned_rates: set[tuple[str, int]] = set()
+"""Lines at which an optimizer replaced the rate of its schedule."""
 _SEPARATE = ("sym", "param_dict", "param_idx2name", "lr_scheduler")
 """Arguments that are saved in another form, or not at all."""
 
@@ -81,14 +85,14 @@ class Optimizer(RecordsArguments):
         if param_idx2name is not None and not isinstance(param_idx2name, Mapping):
             raise TypeError(f"param_idx2name is {param_idx2name!r}, expected a dict from index to name")
         if lr_scheduler is None and learning_rate is None:
-            learning_rate = 0.01
+            learning_rate = _DEFAULT_RATE
         self.rescale_grad = rescale_grad
         if learning_rate is not None:
             _check_rate(learning_rate)
         self.lr_scheduler = lr_scheduler
         self.lr = learning_rate
-        if lr_scheduler is not None and learning_rate not in (None, getattr(lr_scheduler, "base_lr", None)):
-            lr_scheduler.base_lr = learning_rate
+        if lr_scheduler is not None and learning_rate is not None:
+            _set_base_rate(lr_scheduler, learning_rate)
         self.wd = wd
         self.clip_gradient = clip_gradient
         self.multi_precision = multi_precision
@@ -429,6 +433,20 @@ is_measuring: ContextVar[bool] = ContextVar("flowmx_is_measuring", default=False
 """True while the size of states is measured: only training warns."""
 _is_restoring: ContextVar[bool] = ContextVar("flowmx_is_restoring", default=False)
 """True while an optimizer is made from its description: the original has already warned."""
+
+
+def _set_base_rate(schedule: LRScheduler, rate: float) -> None:
+    """Set the base rate of a schedule; warn if this replaces one that was chosen, such as with Adam's default rate."""
+    base = getattr(schedule, "base_lr", None)
+    if base == rate:
+        return
+    if base not in (None, _DEFAULT_RATE):
+        warn_user(
+            f"the optimizer's learning rate, {rate}, replaces that of its schedule, base_lr={base}, as in MXNet: pass "
+            f"learning_rate={base} to keep it",
+            _warned_rates,
+        )
+    schedule.base_lr = rate
 
 
 def _check_rate(lr: object) -> None:

@@ -47,3 +47,15 @@ def test_refuses_invalid_schedule_arguments(make, message):
 def test_the_base_has_no_rule():
     with pytest.raises(NotImplementedError, match="must implement rate"):
         mx.lr_scheduler.LRScheduler()(1)
+
+
+def test_an_optimizer_that_replaces_the_rate_of_its_schedule_warns():
+    schedule = mx.lr_scheduler.FactorScheduler(10, base_lr=0.4)
+    with pytest.warns(
+        UserWarning, match=r"learning rate, 0\.001, replaces .* base_lr=0\.4, .* pass learning_rate=0\.4"
+    ):
+        mx.optimizer.Adam(lr_scheduler=schedule)
+    assert schedule.base_lr == 0.001
+    mx.optimizer.Adam(learning_rate=0.4, lr_scheduler=mx.lr_scheduler.FactorScheduler(10, base_lr=0.4))
+    mx.optimizer.SGD(lr_scheduler=mx.lr_scheduler.FactorScheduler(10, base_lr=0.4))
+    mx.optimizer.SGD(learning_rate=0.1, lr_scheduler=mx.lr_scheduler.FactorScheduler(10))

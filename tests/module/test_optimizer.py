@@ -193,7 +193,8 @@ def test_a_schedule_sets_the_learning_rate():
     assert optimizer.learning_rate == 0.4
     with pytest.raises(UserWarning, match="has an lr_scheduler"):
         optimizer.set_learning_rate(0.1)
-    assert mx.optimizer.SGD(learning_rate=0.1, lr_scheduler=schedule).learning_rate == 0.1
+    with pytest.warns(UserWarning, match="replaces that of its schedule"):
+        assert mx.optimizer.SGD(learning_rate=0.1, lr_scheduler=schedule).learning_rate == 0.1
     optimizer = mx.optimizer.SGD()
     optimizer.set_learning_rate(0.3)
     assert optimizer.learning_rate == 0.3
