@@ -33,6 +33,8 @@ _PATTERNS = {
 }  # fmt: skip
 """The pattern of words by the name of a pre-tokenizer in GGUF files; None for GPT-2's."""
 _SINGLE_DIGITS = ("smollm",)
+_MAX_PIECE = 256
+"""The maximum length of a token that is joined from pairs; longer ones only appear as they are."""
 
 
 class TextStream:
@@ -105,9 +107,8 @@ class Tokenizer:
         bos, eos = (_token_of(backend, config.get(f"{name}_token")) for name in ("bos", "eos"))
         ends = generation.get("eos_token_id")
         tokenizer = cls(backend, bos, eos, [*_integers(ends), *_end_tokens(backend)])
-        template = config.get("chat_template")
         source = path.with_name("chat_template.jinja")
-        tokenizer.chat_template = template if isinstance(template, str) else None
+        tokenizer.chat_template = _default_template(config.get("chat_template"))
         if source.exists():
             tokenizer.chat_template = source.read_text()
         return tokenizer
@@ -125,9 +126,14 @@ class Tokenizer:
         if kind not in _BUILDERS:
             raise ValueError(f"the vocabulary is of the model {kind!r}, expected one of {', '.join(_BUILDERS)}")
         texts = _expect(metadata, "tokens", list)
-        backend = _BUILDERS[kind](metadata, texts)
-        types = np.asarray(metadata.get("tokenizer.ggml.token_type", []), np.int64)
-        _add_special_tokens(backend, texts, types)
+        try:
+            backend = _BUILDERS[kind](metadata, texts)
+            types = np.asarray(metadata.get("tokenizer.ggml.token_type", []), np.int64)
+            _add_special_tokens(backend, texts, types)
+        except ValueError:
+            raise
+        except Exception as error:  # the package raises its base class
+            raise ValueError(f"the vocabulary is malformed: {error}") from None
         bos, eos = (_number(metadata, f"{name}_token_id", len(texts)) for name in ("bos", "eos"))
         adds_bos = metadata.get("tokenizer.ggml.add_bos_token", kind == "llama") and bos is not None
         adds_eos = metadata.get("tokenizer.ggml.add_eos_token", False) and eos is not None
@@ -149,14 +155,24 @@ class Tokenizer:
         """Return the tokens of a text.
 
         Args:
-            text: the text; texts of special tokens in it become these tokens.
+            text: the text. Texts of special tokens in it, such as ``<|im_end|>``, become these tokens: remove them from
+                the words of users that you do not trust.
             special: add the tokens that begin and end a sequence, if the model expects them.
         """
-        tokens = list(self._backend.encode(text, add_special_tokens=special).ids)
+        try:
+            tokens = list(self._backend.encode(text, add_special_tokens=special).ids)
+        except TypeError:
+            raise ValueError(f"the text is {text[:40]!r}, expected a string without surrogates") from None
         return [*self._prefix, *tokens, *self._suffix] if special else tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, without special tokens."""
+        """Return the text of tokens, without special tokens.
+
+        Raises:
+            IndexError: a token is not in the vocabulary.
+        """
+        for token in tokens:
+            self._check(token)
         return str(self._backend.decode(list(tokens)))
 
     def stream(self) -> TextStream:
@@ -164,8 +180,17 @@ class Tokenizer:
         return TextStream(self._backend)
 
     def token_text(self, number: int) -> str:
-        """Return the text of one token; it may have replacement characters for parts of a character."""
+        """Return the text of one token; it may have replacement characters for parts of a character.
+
+        Raises:
+            IndexError: the token is not in the vocabulary.
+        """
+        self._check(number)
         return str(self._backend.decode([number], skip_special_tokens=False))
+
+    def _check(self, token: int) -> None:
+        if not 0 <= token < self.size:
+            raise IndexError(f"there is no token {token} in the vocabulary, only 0 to {self.size - 1}")
 
 
 def _package() -> Any:
@@ -181,7 +206,7 @@ def _byte_pairs(metadata: Mapping[str, Any], texts: Sequence[str]) -> tokenizers
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     name = metadata.get("tokenizer.ggml.pre", "default")
-    if name not in _PATTERNS:
+    if not isinstance(name, str) or name not in _PATTERNS:
         hint = did_you_mean(str(name), list(_PATTERNS))
         raise ValueError(f"the pre-tokenizer is {name!r}, expected one of {', '.join(_PATTERNS)}{hint}")
     merges = [_pair(merge) for merge in _expect(metadata, "merges", list)]
@@ -228,7 +253,7 @@ def _pairs(
 ) -> Iterable[tuple[float, int, int, tuple[str, str]]]:
     """Iterate over the pairs of tokens that form a token: its negative score, the numbers, and the pair."""
     for number, text in enumerate(texts):
-        for place in range(1, len(text)):
+        for place in range(1, len(text)) if len(text) <= _MAX_PIECE else ():
             left, right = text[:place], text[place:]
             if left in numbers and right in numbers:
                 yield -float(scores[number]), numbers[left], numbers[right], (left, right)
@@ -275,8 +300,8 @@ def _number(metadata: Mapping[str, Any], name: str, size: int) -> int | None:
     value = metadata.get(f"tokenizer.ggml.{name}")
     if value is None:
         return None
-    if not 0 <= int(value) < size:
-        raise ValueError(f"the metadata 'tokenizer.ggml.{name}' is {value}, expected 0 to {size - 1}")
+    if not isinstance(value, (int, np.integer)) or not 0 <= int(value) < size:
+        raise ValueError(f"the metadata 'tokenizer.ggml.{name}' is {value!r}, expected 0 to {size - 1}")
     return int(value)
 
 
@@ -284,8 +309,19 @@ def _json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; empty if there is no such file."""
     if not path.exists():
         return {}
-    values = json.loads(path.read_bytes())
+    try:
+        values = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from None
     return values if isinstance(values, dict) else {}
+
+
+def _default_template(value: object) -> str | None:
+    """Return the chat template of a config: a text, or the default one of a list of named texts."""
+    if isinstance(value, list):
+        named = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None
 
 
 def _token_of(backend: tokenizers.Tokenizer, value: object) -> int | None:

@@ -52,6 +52,17 @@ def test_tools_are_json_without_html_escapes():
     assert ChatTemplate(TOOLS).render([], tools=tools) == '{"name": "f", "text": "<ü>"}, {"name": "g"} (2)'
 
 
+def test_arguments_that_templates_use():
+    source = (
+        "{{ value | tojson(ensure_ascii=False, indent=2) }}|{{ names | join(d=', ') }}|"
+        "{{ 'aaa' | replace('a', 'b', 1) }}|{{ 'a\nb' | indent(2) }}|{% generation %}said{% endgeneration %}|"
+        "{{ names | map('upper') | list }}"
+    )
+    assert ChatTemplate(source).render([], value=["ü"], names=["x", "y"]) == (
+        "[\n  \"ü\"\n]|x, y|baa|a\n  b|said|['X', 'Y']"
+    )
+
+
 def test_functions_and_variables():
     template = ChatTemplate(
         "{{ strftime_now('%Y') }} {{ mood }} {{ ['a', 'b'] | join('-') }} {{ 'aba' | replace('a', 'c') }}"
@@ -80,6 +91,12 @@ def test_functions_and_variables():
         ("{{ ('a' * 1000000) | replace('a', 'b' * 1000000) }}", "makes a text"),
         ("{{ ('a' * 1000000) | list | join('b' * 1000000) }}", "makes a text"),
         ("{{ range(10**9) }}", "OverflowError"),
+        ("{% for i in range(99999) %}{% set y = x | upper %}{% endfor %}", "makes texts of more than"),
+        (
+            "{% set n = namespace(x=[]) %}{% for i in range(999) %}{% set n.x = n.x + [x.upper()] %}{% endfor %}",
+            "makes texts",
+        ),
+        ("{{ 'a' | indent(10**9) }}", "indents by more than 256"),
         ("{{ 2 ** 10 ** 9 }}", "exponent|characters|steps"),
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
         ("{{ cycler.__init__.__globals__ }}", "SecurityError"),
@@ -93,7 +110,7 @@ def test_hostile_templates_end_with_an_error(source, message):
         source = "{{ 2 ** (10 ** 9) }}"
     before = sys.gettrace()
     with pytest.raises(ChatTemplateError, match=message):
-        ChatTemplate(source).render([])
+        ChatTemplate(source).render([], x="a" * 1_000_000)
     assert sys.gettrace() is before
 
 

@@ -109,12 +109,41 @@ def test_sentence_pieces_join_the_best_pairs_and_fall_back_to_bytes():
         ({"tokens": None}, "'tokenizer.ggml.tokens' is missing"),
         ({"tokens": [1, 2]}, "tokens that are not texts"),
         ({"merges": ["ab"]}, "the merge 'ab', expected two texts"),
+        ({"merges": ["x yyyyyy"]}, "the vocabulary is malformed"),
+        ({"pre": ["gpt-2"]}, "the pre-tokenizer is"),
+        ({"bos_token_id": "one"}, "bos_token_id' is 'one', expected 0 to 399"),
+        ({"token_type": ["a"]}, "invalid literal|malformed"),
         ({"bos_token_id": 400}, "bos_token_id' is 400, expected 0 to 399"),
     ],
 )
 def test_vocabularies_that_are_refused(backend, change, message):
     with pytest.raises(ValueError, match=message):
         Tokenizer.from_gguf(metadata_of(backend, **change))
+
+
+def test_tokens_and_texts_that_do_not_exist(backend):
+    tokenizer = Tokenizer.from_gguf(metadata_of(backend))
+    for call in (lambda: tokenizer.decode([400]), lambda: tokenizer.token_text(-1)):
+        with pytest.raises(IndexError, match="in the vocabulary, only 0 to 399"):
+            call()
+    with pytest.raises(ValueError, match="expected a string without surrogates"):
+        tokenizer.encode("a\ud800")
+
+
+def test_the_default_of_named_templates(backend, tmp_path):
+    backend.save(str(tmp_path / "tokenizer.json"))
+    named = [{"name": "tools", "template": "a"}, {"name": "default", "template": "b"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert Tokenizer.from_json(tmp_path).chat_template == "b"
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json is not valid JSON"):
+        Tokenizer.from_json(tmp_path)
+
+
+def test_a_long_token_takes_no_quadratic_time():
+    words = sentence_pieces()["tokenizer.ggml.tokens"]
+    metadata = sentence_pieces(tokens=[*words, "h" * 400_000], scores=np.zeros(len(words) + 1, np.float32))
+    assert Tokenizer.from_gguf(metadata).size == len(words) + 1
 
 
 def test_files_that_are_refused(tmp_path):
