@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from flowmx.lazy import lazy_attributes
 
 if TYPE_CHECKING:
+    from flowmx.generation.beam_search import BeamSearchSampler, BeamSearchScorer, SequenceSampler
     from flowmx.generation.chat_template import ChatTemplate, ChatTemplateError
     from flowmx.generation.generation import Generation
     from flowmx.generation.generator import Generator
@@ -16,13 +17,16 @@ if TYPE_CHECKING:
     from flowmx.generation.tokenizer import Tokenizer
 
 __all__ = [
-    "ChatTemplate", "ChatTemplateError", "Completion", "Generation", "Generator", "PagedDecoder", "Sampling",
-    "StepBatch", "Token", "TokenLogprob", "Tokenizer", "Usage", "is_text_model", "load",
+    "BeamSearchSampler", "BeamSearchScorer", "ChatTemplate", "ChatTemplateError", "Completion", "Generation",
+    "Generator", "PagedDecoder", "Sampling", "SequenceSampler", "StepBatch", "Token", "TokenLogprob", "Tokenizer",
+    "Usage", "is_text_model", "load",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy_attributes(
     __name__,
     {
+        "BeamSearchSampler": "flowmx.generation.beam_search:BeamSearchSampler",
+        "BeamSearchScorer": "flowmx.generation.beam_search:BeamSearchScorer",
         "ChatTemplate": "flowmx.generation.chat_template:ChatTemplate",
         "ChatTemplateError": "flowmx.generation.chat_template:ChatTemplateError",
         "Completion": "flowmx.generation.results:Completion",
@@ -30,6 +34,7 @@ __getattr__, __dir__ = lazy_attributes(
         "Generator": "flowmx.generation.generator:Generator",
         "PagedDecoder": "flowmx.generation.paged_decoder:PagedDecoder",
         "Sampling": "flowmx.generation.sampling:Sampling",
+        "SequenceSampler": "flowmx.generation.beam_search:SequenceSampler",
         "StepBatch": "flowmx.generation.step_batch:StepBatch",
         "Token": "flowmx.generation.results:Token",
         "TokenLogprob": "flowmx.generation.results:TokenLogprob",
