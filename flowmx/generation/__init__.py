@@ -6,7 +6,7 @@ from flowmx.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from flowmx.generation.beam_search import BeamSearchSampler, BeamSearchScorer, SequenceSampler
-    from flowmx.generation.chat_template import ChatTemplate, ChatTemplateError
+    from flowmx.generation.chat_template import ChatTemplate
     from flowmx.generation.generation import Generation
     from flowmx.generation.generator import Generator
     from flowmx.generation.loading import is_text_model, load
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flowmx.generation.results import Completion, Token, TokenLogprob, Usage
     from flowmx.generation.sampling import Sampling
     from flowmx.generation.step_batch import StepBatch
+    from flowmx.generation.template_budget import ChatTemplateError
     from flowmx.generation.tokenizer import Tokenizer
 
 __all__ = [
@@ -28,7 +29,7 @@ __getattr__, __dir__ = lazy_attributes(
         "BeamSearchSampler": "flowmx.generation.beam_search:BeamSearchSampler",
         "BeamSearchScorer": "flowmx.generation.beam_search:BeamSearchScorer",
         "ChatTemplate": "flowmx.generation.chat_template:ChatTemplate",
-        "ChatTemplateError": "flowmx.generation.chat_template:ChatTemplateError",
+        "ChatTemplateError": "flowmx.generation.template_budget:ChatTemplateError",
         "Completion": "flowmx.generation.results:Completion",
         "Generation": "flowmx.generation.generation:Generation",
         "Generator": "flowmx.generation.generator:Generator",

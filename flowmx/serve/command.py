@@ -148,8 +148,9 @@ def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = usage.parser(
-        "serve", "Serve models over HTTP: POST /predict with JSON, msgpack or .npy, and the Open Inference Protocol.",
-        ["model-dir --shape 3,32,32", "resnet.onnx --port 0 --max-batch 64", "--repository models/"],
+        "serve", "Serve models over HTTP: POST /predict with JSON, msgpack or .npy, the Open Inference Protocol, "
+        "and OpenAI's API for language models.",
+        ["model-dir --shape 3,32,32", "resnet.onnx --port 0 --max-batch 64", "model.gguf", "--repository models/"],
     )  # fmt: skip
     parser.add_argument(
         "model",
@@ -164,13 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--dtype", default=None, help="dtype of the inputs (default: float32)")
     parser.add_argument("--epoch", type=int, help="epoch of the checkpoint (default: the latest)")
-    parser.add_argument("--host", default="127.0.0.1", help="the address to serve on (default: %(default)s)")
-    parser.add_argument(
-        "--host-name", action="append", default=[], metavar="NAME",
-        help="a name to accept in the Host header; may be repeated (default: localhost if --host is a loopback "
-        "address, else any)",
-    )  # fmt: skip
-    parser.add_argument("--port", type=usage.port, default=8080, help="port; 0 picks a free one (default: %(default)s)")
+    _add_address(parser)
     parser.add_argument("--max-batch", type=int, help="maximum batch size (default: 32, or 1 for a handler of MMS)")
     parser.add_argument(
         "--max-latency", type=float, default=2.0,
@@ -194,17 +189,12 @@ def _parser() -> argparse.ArgumentParser:
         help="functions decode(body, content_type), which returns the inputs, and encode(outputs), which returns the "
         "response; or a handler of Multi Model Server (MMS). MODULE may be a .py file",
     )  # fmt: skip
-    _add_images(parser)
-    parser.add_argument("--finite", action="store_true", help="refuse NaN and infinities")
+    _add_inputs(parser)
     parser.add_argument(
         "--dashboard", type=usage.port, nargs="?", const=0, metavar="PORT",
         help="serve the dashboard on this port of 127.0.0.1 (default: a free one)",
     )  # fmt: skip
-    parser.add_argument(
-        "--cache-mib", type=int, default=256, metavar="MIB",
-        help="memory for the keys and values of a language model (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--max-length", type=int, help="maximum number of tokens of a prompt and its text")
+    _add_generation(parser)
     parser.add_argument(
         "--name", default=_DEFAULT_NAME, help="name of the model in paths and metrics (default: %(default)s)"
     )
@@ -216,6 +206,16 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     _add_security(parser)
     return parser
+
+
+def _add_address(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", default="127.0.0.1", help="the address to serve on (default: %(default)s)")
+    parser.add_argument(
+        "--host-name", action="append", default=[], metavar="NAME",
+        help="a name to accept in the Host header; may be repeated (default: localhost if --host is a loopback "
+        "address, else any)",
+    )  # fmt: skip
+    parser.add_argument("--port", type=usage.port, default=8080, help="port; 0 picks a free one (default: %(default)s)")
 
 
 def _add_security(parser: argparse.ArgumentParser) -> None:
@@ -237,7 +237,16 @@ def _add_security(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_images(parser: argparse.ArgumentParser) -> None:
+def _add_generation(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cache-mib", type=int, default=256, metavar="MIB",
+        help="memory for the keys and values of a language model (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--max-length", type=int, help="maximum number of tokens of a prompt and its text")
+
+
+def _add_inputs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--finite", action="store_true", help="refuse NaN and infinities")
     parser.add_argument(
         "--image", action="store_true",
         help="accept JPEG and PNG images, resized to the model's input, with values from 0 to 1",
