@@ -20,18 +20,18 @@ def hurried(monkeypatch):
     monkeypatch.setattr(sender, "SPLIT_AFTER", 0.1)
 
 
-def factor():
-    return mx.lr_scheduler.FactorScheduler(step=2, factor=0.5, base_lr=0.5)
+def factor(base_lr=0.5):
+    return mx.lr_scheduler.FactorScheduler(step=2, factor=0.5, base_lr=base_lr)
 
 
 OPTIMIZERS = {
     "schedule": lambda: mx.optimizer.SGD(momentum=0.9, lr_scheduler=factor()),
-    "adam": lambda: mx.optimizer.Adam(lr_scheduler=factor(), begin_num_update=3),
+    "adam": lambda: mx.optimizer.Adam(lr_scheduler=factor(0.001), begin_num_update=3),
     "nadam": lambda: mx.optimizer.Nadam(learning_rate=0.1),
-    "nadam and schedule": lambda: mx.optimizer.Nadam(lr_scheduler=factor()),
+    "nadam and schedule": lambda: mx.optimizer.Nadam(lr_scheduler=factor(0.001)),
     "lars": lambda: mx.optimizer.LARS(momentum=0.9, lr_scheduler=factor()),
     "lbsgd": lambda: mx.optimizer.LBSGD(momentum=0.9, warmup_strategy="linear", lr_scheduler=factor()),
-    "lamb": lambda: mx.optimizer.LAMB(lr_scheduler=factor()),
+    "lamb": lambda: mx.optimizer.LAMB(lr_scheduler=factor(0.001)),
     "dcasgd": lambda: mx.optimizer.DCASGD(lr_scheduler=factor()),
     "ftml": lambda: mx.optimizer.create("ftml", lr_scheduler=factor()),
 }
