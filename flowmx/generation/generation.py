@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator
 from typing import Any, NamedTuple, Protocol
 
+from flowmx.errors import EngineError
 from flowmx.generation.prompt_lookup import PromptLookup
 from flowmx.generation.results import Completion, Token, TokenLogprob, Usage
 from flowmx.generation.sampling import Choice, Sampler
@@ -63,6 +64,7 @@ class Request:
         vocabulary: the tokenizer; None if tokens have no text.
         lookup: guesses the next tokens, if it is not None.
         wake: called when the generator has something to do for the request.
+        loop: the event loop on which its tokens are read.
 
     Attributes:
         tokens: the tokens generated so far.
@@ -73,10 +75,10 @@ class Request:
 
     def __init__(
         self, sequence: TokenSequence, sampler: Sampler, ending: Ending, vocabulary: Vocabulary | None,
-        lookup: PromptLookup | None, wake: Callable[[], None],
+        lookup: PromptLookup | None, wake: Callable[[], None], loop: asyncio.AbstractEventLoop,
     ) -> None:  # fmt: skip
         self.sequence, self.sampler, self._ending = sequence, sampler, ending
-        self._vocabulary, self._lookup, self._wake = vocabulary, lookup, wake
+        self._vocabulary, self._lookup, self._wake, self._loop = vocabulary, lookup, wake, loop
         self._stream = None if vocabulary is None else vocabulary.stream()
         self.tokens: list[Token] = []
         self.finish_reason: str | None = None
@@ -181,7 +183,9 @@ class Request:
         self.sequence.paused = paused
 
     async def _change(self) -> None:
-        future = asyncio.get_running_loop().create_future()
+        if asyncio.get_running_loop() is not self._loop:
+            raise EngineError("the generation belongs to another event loop: read it where it was requested")
+        future = self._loop.create_future()
         self._changed.add(future)
         try:
             await future

@@ -10,8 +10,9 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from flowmx import forks
 from flowmx.comm.metrics import Metrics
-from flowmx.errors import EngineError, MXNetError
+from flowmx.errors import EngineError
 from flowmx.generation.generation import Ending, Generation, Request, Vocabulary
 from flowmx.generation.metrics import GeneratorMetrics
 from flowmx.generation.pages import PagePool
@@ -27,6 +28,7 @@ __all__ = ["Decoder", "Generator"]
 Messages = Sequence[Mapping[str, object]]
 _LARGE = 1 << 16
 """The number of logits above which sampling runs on another thread, so that the event loop is not blocked."""
+_MAX_TOKEN = 1 << 31
 _POLICIES = ("step", "recompute", "drain")
 
 
@@ -121,6 +123,7 @@ class Generator:
         self._swaps: list[tuple[Mapping[str, NDArray] | None, str, asyncio.Future[int]]] = []
         self._preemptions = 0
         self._is_closed = False
+        self._forks = forks.generation()
 
     def __call__(
         self, prompt: str | Sequence[int] | Messages, *, max_tokens: int | None = None,
@@ -148,7 +151,7 @@ class Generator:
         if response_format is not None and response_format.get("type") != "text":
             raise ValueError(f"response_format is {response_format!r}, expected {{'type': 'text'}}")
         settings = Sampling(**sampling)
-        tokens = self._tokens(prompt, tools)
+        tokens = self.tokens(prompt, tools)
         room = self.max_length - len(tokens)
         if room < 1:
             raise ValueError(
@@ -161,7 +164,10 @@ class Generator:
         sequence = TokenSequence(tokens, priority)
         ends = frozenset() if ignore_end or self.tokenizer is None else self.tokenizer.end_tokens
         ending = Ending(min(room, max_tokens or room), ends, StopStrings([stop] if isinstance(stop, str) else stop))
-        request = Request(sequence, Sampler(settings, tokens), ending, self.tokenizer, self._lookup, self._wake)
+        request = Request(
+            sequence, Sampler(settings, tokens), ending, self.tokenizer, self._lookup, self._wake,
+            asyncio.get_running_loop(),
+        )  # fmt: skip
         self._scheduler.add(sequence)
         self._requests[sequence] = request
         self._counts.prompt_tokens.add(self.name, by=len(tokens))
@@ -193,10 +199,17 @@ class Generator:
     async def aclose(self) -> None:
         """End all generations; their readers get an :class:`EngineError`."""
         self._is_closed = True
-        if self._task is not None and self._loop is asyncio.get_running_loop():
-            self._task.cancel()
-            await asyncio.wait([self._task])
-        self._fail_all(EngineError("the generator is closed"))
+        error = EngineError("the generator is closed")
+        task, loop = self._task, self._loop
+        if task is None or loop is None or loop.is_closed() or forks.generation() != self._forks:
+            self._fail_all(error)
+        elif loop is asyncio.get_running_loop():
+            task.cancel()
+            await asyncio.wait([task])
+            self._fail_all(error)
+        else:
+            loop.call_soon_threadsafe(task.cancel)
+            loop.call_soon_threadsafe(self._fail_all, error)
 
     async def __aenter__(self) -> Self:
         return self
@@ -206,14 +219,24 @@ class Generator:
     ) -> None:
         await self.aclose()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether no further requests are accepted."""
+        return self._is_closed
+
     def __len__(self) -> int:
         """Return the number of unfinished requests."""
         return len(self._requests)
 
     # -- requests --------------------------------------------------------------------------------------
 
-    def _tokens(self, prompt: str | Sequence[int] | Messages, tools: Any) -> list[int]:
-        """Return the tokens of a prompt."""
+    def tokens(self, prompt: str | Sequence[int] | Messages, tools: Any = None) -> list[int]:
+        """Return the tokens of a prompt. Long texts take time: call this on another thread, then pass the tokens.
+
+        Raises:
+            ValueError: a token is not in the vocabulary, or the template refuses the chat.
+            TypeError: the prompt needs a tokenizer or a template that is missing, or is not a list of integers.
+        """
         is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
         if is_chat:
             if self.template is None:
@@ -223,16 +246,25 @@ class Generator:
             if self.tokenizer is None:
                 raise TypeError("the prompt is a text, but the generator has no tokenizer: pass tokens, or tokenizer=")
             return self.tokenizer.encode(prompt, special=not is_chat)
-        tokens = [int(token) for token in np.asarray(prompt, np.int64).reshape(-1)]
-        if not tokens:
-            raise ValueError("the prompt has no tokens: pass at least one, such as the tokenizer's first token")
-        return tokens
+        tokens = np.asarray(prompt)
+        if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
+            raise TypeError(
+                f"the prompt has the shape {tokens.shape} and dtype {tokens.dtype}, expected integers (length,)"
+            )
+        limit = getattr(self.tokenizer, "size", _MAX_TOKEN)
+        if tokens.size and not 0 <= tokens.min() <= tokens.max() < limit:
+            raise ValueError(f"the prompt has tokens from {tokens.min()} to {tokens.max()}, expected 0 to {limit - 1}")
+        return [int(token) for token in tokens]
 
     def _enter_loop(self) -> None:
         """Start the task that computes steps, if it does not run."""
         if self._is_closed:
             raise EngineError("the generator is closed")
         loop = asyncio.get_running_loop()
+        if forks.generation() != self._forks:  # the requests are the parent's
+            self._forks, self._task = forks.generation(), None
+            self._fail_all(EngineError("the request belongs to the process that was forked"))
+            self._clear_cache()  # a step that ran during the fork was abandoned here
         if self._task is not None and not self._task.done() and self._loop is not loop:
             if self._loop is None or not self._loop.is_closed():
                 raise EngineError("the generator runs on another event loop: use it from one loop at a time")
@@ -247,7 +279,7 @@ class Generator:
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._wakeup.set)
 
-    def _fail_all(self, error: MXNetError) -> None:
+    def _fail_all(self, error: Exception) -> None:
         for request in list(self._requests.values()):
             self._end(request, error)
         for *_, future in self._swaps:
@@ -267,6 +299,17 @@ class Generator:
     # -- steps -----------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        try:
+            await self._run_steps()
+        except asyncio.CancelledError:
+            state = "the generator is closed" if self._is_closed else "the event loop of the request has ended"
+            self._fail_all(EngineError(state))
+            raise
+        except Exception as error:  # whatever failed: otherwise the readers would wait for ever
+            self._fail_all(error)
+            raise
+
+    async def _run_steps(self) -> None:
         while True:
             self._wakeup.clear()
             self._apply_swaps()
@@ -305,6 +348,10 @@ class Generator:
         """Fail the requests of a step; the others are computed again, because the cache may be damaged."""
         for part in step.parts:
             self._end(self._requests[part.sequence], error)
+        self._clear_cache()
+
+    def _clear_cache(self) -> None:
+        """Erase the cache; running requests compute their keys and values again."""
         self.decoder.clear()
         self._scheduler.reset()
 
@@ -314,7 +361,7 @@ class Generator:
         for part in parts:
             try:
                 results.append(self._choose_tokens(part, rows))
-            except ValueError as error:  # NaN, or a bias on a token that does not exist
+            except Exception as error:  # NaN, or a bias or prompt with a token that does not exist
                 results.append(error)
         return results
 
@@ -359,6 +406,9 @@ class Generator:
         """Replace the weights, if a swap is due."""
         while self._swaps:
             parameters, policy, future = self._swaps[0]
+            if future.cancelled():
+                del self._swaps[0]
+                continue
             self._scheduler.admitting = policy != "drain" or not self._scheduler.running
             if not self._scheduler.admitting:
                 return
@@ -378,6 +428,7 @@ class Generator:
                 self._scheduler.pool.forget(root)
             if not future.done():
                 future.set_result(self.version)
+        self._scheduler.admitting = True
 
     def _observe(self, request: Request) -> None:
         """Measure a token."""

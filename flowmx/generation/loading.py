@@ -83,5 +83,5 @@ def load(
 
 def _max_length(net: Any) -> int | None:
     """Return the length that a model was made for, if it says so."""
-    length = getattr(getattr(net, "llama", net), "max_length", None)
+    length = getattr(net, "max_length", None)
     return length if isinstance(length, int) else None

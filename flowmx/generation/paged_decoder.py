@@ -137,7 +137,7 @@ class PagedDecoder:
         return logits if count == forms.rows else logits[:count]
 
     def copy_page(self, source: int, target: int) -> None:
-        """Push a copy of a page's keys and values to another page.
+        """Push an operation that copies a page's keys and values to another page.
 
         Raises:
             IndexError: a page does not exist.
@@ -156,7 +156,7 @@ class PagedDecoder:
 
         Raises:
             ParameterError: the network has no parameter of a name; then none is changed.
-            ShapeError: a shape is not that of the parameter.
+            ShapeError: the shape of a value differs from its parameter's.
         """
         own = self.net.collect_params()
         for name, value in parameters.items():

@@ -117,16 +117,20 @@ class Runner:
             Unavailable: no requests are accepted any more.
         """
         with self._changed:
-            if not self.accepting:
-                raise self._unavailable()
-            if not self.queue.has_room(job.rows.rows):
-                raise self.overloaded(job.rows.rows)
+            self._require_room(self.queue.has_room(job.rows.rows), job.rows.rows)
             was_empty = not self.queue
             self.queue.put(job)
             self.pace.record_arrival(job.arrival, job.rows.rows)
             self._count(job.key[0], 1)
             if was_empty or self.queue.rows >= self.pace.sizes[-1]:
                 self._changed.notify()
+
+    def _require_room(self, has_room: bool, rows: int) -> None:
+        """Refuse a request without room for its rows, or any if none is accepted (locked)."""
+        if not self.accepting:
+            raise self._unavailable()
+        if not has_room:
+            raise self.overloaded(rows)
 
     def _unavailable(self) -> Unavailable:
         failure = self.warm.exception() if self.warm.done() and not self.warm.cancelled() else None
@@ -145,10 +149,7 @@ class Runner:
             Unavailable: no requests are accepted any more.
         """
         with self._changed:
-            if not self.accepting:
-                raise self._unavailable()
-            if not self.queue.has_room_to_decode():
-                raise self.overloaded(1)
+            self._require_room(self.queue.has_room_to_decode(), 1)
             self.queue.decoding += 1
         try:
             yield

@@ -2,6 +2,9 @@
 
 import asyncio
 import gc
+import os
+import threading
+import traceback
 
 import numpy as np
 import pytest
@@ -312,3 +315,115 @@ async def test_requests_leave_nothing_behind():
         await generator([1], max_tokens=1)
         assert len(generator) == 0
         assert generator._scheduler.pool.used == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "message"),
+    [
+        ([1.5], TypeError, r"dtype float64, expected integers"),
+        ([[1, 2], [3, 4]], TypeError, r"the shape \(2, 2\)"),
+        ([-1, 3], ValueError, "tokens from -1 to 3"),
+        ([1 << 40], ValueError, "expected 0 to 2147483647"),
+    ],
+)
+async def test_prompts_that_are_no_tokens(prompt, error, message):
+    async with Generator(Scripted()) as generator:
+        with pytest.raises(error, match=message):
+            generator(prompt)
+        assert len((await generator(np.array([1], np.int64), max_tokens=2)).tokens) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*was never retrieved")
+async def test_a_fault_anywhere_ends_the_requests_instead_of_hanging():
+    class Broken(Scripted):
+        def clear(self):
+            raise OSError("the disk is full")
+
+    decoder = Broken()
+    generator = Generator(decoder)
+    other = Generator(Scripted())
+    decoder.failures.append(RuntimeError("first"))
+    generation = generator([1])
+    with pytest.raises(RuntimeError, match="first"):
+        await generation
+    with pytest.raises(IndexError):
+        await other([VOCABULARY + 9], repetition_penalty=1.5)
+    assert len(generator) == len(other) == 0
+    assert len((await generator([1], max_tokens=2)).tokens) == 2
+
+
+async def test_a_cancelled_swap_changes_nothing(net):
+    async with Generator(PagedDecoder(net, pages=40, page_size=4)) as generator:
+        running = generator(PROMPTS[0], max_tokens=12, temperature=0)
+        await anext(running)
+        swap = asyncio.create_task(generator.swap(policy="drain"))
+        await asyncio.sleep(0)
+        swap.cancel()
+        first, second = await asyncio.gather(running, generator(PROMPTS[1], max_tokens=5, temperature=0))
+        assert (len(first.tokens), len(second.tokens), generator.version) == (12, 5, 0)
+
+
+def test_a_generation_is_read_on_its_own_loop():
+    generator = Generator(Scripted(pages=3000))
+
+    async def begin():
+        generation = generator([1], temperature=0)
+        await anext(generation)
+        return generation
+
+    async def read(generation):
+        await generation
+
+    left = asyncio.run(begin())
+    with pytest.raises(EngineError, match="loop of the request has ended"):
+        asyncio.run(read(left))
+
+
+def test_a_generator_is_closed_from_another_loop():
+    generator = Generator(Scripted(pages=3000))
+    started, loops = threading.Event(), []
+
+    async def generate():
+        loops.append(asyncio.get_running_loop())
+        generation = generator([1], temperature=0)
+        await anext(generation)
+        started.set()
+        with pytest.raises(EngineError, match="closed"):
+            await generation
+
+    thread = threading.Thread(target=asyncio.run, args=[generate()])
+    thread.start()
+    started.wait(30)
+    asyncio.run(generator.aclose())
+    thread.join(30)
+    assert not thread.is_alive()
+    assert len(generator) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_generates_by_itself(net):
+    generator = Generator(PagedDecoder(net, pages=40, page_size=4))
+
+    async def text():
+        return numbers((await generator(PROMPTS[0], max_tokens=6, temperature=0)).tokens)
+
+    async def main():
+        running = generator(PROMPTS[1], max_tokens=20, temperature=0)
+        await anext(running)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                asyncio.set_event_loop(None)
+                asyncio._set_running_loop(None)
+                status = 0 if asyncio.run(text()) == wanted and len(generator) == 0 else 2
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert len((await running).tokens) == 20
+
+    wanted = expected(net, PROMPTS[0], 6)
+    asyncio.run(main())

@@ -1,4 +1,4 @@
-"""The examples of text generation learn, write, and learn while they write."""
+"""The examples of text generation: a character model, and one that is trained while it serves."""
 
 from __future__ import annotations
 

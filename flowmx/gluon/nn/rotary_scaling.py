@@ -27,7 +27,7 @@ class RotaryScaling:
 
 
 class _Linear(RotaryScaling):
-    """Every pair is slower by a factor."""
+    """Linear scaling: positions are divided by a factor."""
 
     def __init__(self, numbers: _Numbers) -> None:
         self._factor = numbers.positive("factor")

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from flowmx.comm.admission import AdmittedRequest
 from flowmx.comm.limits import Limits
 from flowmx.comm.logs import requests_log
+from flowmx.comm.offload import offload
 from flowmx.generation import Generation, Token
 from flowmx.serve.bodies import receive_body, too_large, unavailable
 from flowmx.serve.errors import Overloaded, Unavailable
@@ -21,6 +22,8 @@ from flowmx.serve.text.responses import DONE, ReplyHead, event, usage
 
 __all__ = ["TextCall"]
 
+_COST = 64
+"""Parsing and tokenizing a byte takes about as long as copying this many bytes."""
 _EVENTS = 64
 """Number of events that wait for a slow reader before the generation pauses."""
 
@@ -52,8 +55,8 @@ class TextCall(NamedTuple):
     async def reply(self, body: bytes) -> Reply | Stream:
         """Return the reply; cancelling ends the generation at its next step."""
         try:
-            request = self.parse(body)
-            generations = self._begin(request)
+            request = await offload(_COST * len(body), self.parse, body)
+            generations = await self._begin(request, len(body))
         except (Overloaded, Unavailable) as error:
             headers = unavailable(error).reply.headers
             return error_reply(503, str(error), headers=headers)
@@ -67,30 +70,36 @@ class TextCall(NamedTuple):
         try:
             completions = await asyncio.gather(*generations)
         except Exception as error:  # the model may raise anything
-            return _failure(request.model, error)
+            return self._failure(request.model, error)
         finally:
             _cancel(generations)
         return json_reply(200, head.whole(completions, _prefixes(request)))
 
-    def _begin(self, request: TextRequest) -> list[Generation]:
+    async def _begin(self, request: TextRequest, size: int) -> list[Generation]:
         """Begin the generation of each choice of each prompt; if one is refused, cancel the others."""
         generator = self.generators.find(request.model)
+        if generator.is_closed:
+            raise Unavailable(f"{request.model} is draining: it accepts no further requests")
+        tools = request.settings.get("tools")
+        prompts = [await offload(_COST * size, generator.tokens, prompt, tools) for prompt in request.prompts]
         generations: list[Generation] = []
         try:
-            for prompt in request.prompts:
+            for tokens in prompts:
                 for choice in range(request.choices):
-                    generations.append(generator(prompt, **request.choice_settings(choice)))
+                    generations.append(generator(tokens, **request.choice_settings(choice)))
         except BaseException:  # whatever the reason
             _cancel(generations)
             raise
         return generations
 
-
-def _failure(model: str, error: Exception) -> Reply:
-    if isinstance(error, (Overloaded, Unavailable)):
-        return error_reply(503, str(error), headers=unavailable(error).reply.headers)
-    requests_log.error("generating text with %s failed", model, exc_info=error)
-    return error_reply(500, f"the model failed: {type(error).__name__}")
+    def _failure(self, model: str, error: Exception) -> Reply:
+        """Return the reply to a request whose generation failed."""
+        if self.generators.find(model).is_closed:
+            error = Unavailable(f"{model} has stopped")
+        if isinstance(error, (Overloaded, Unavailable)):
+            return error_reply(503, str(error), headers=unavailable(error).reply.headers)
+        requests_log.error("generating text with %s failed", model, exc_info=error)
+        return error_reply(500, f"the model failed: {type(error).__name__}")
 
 
 def _prefixes(request: TextRequest) -> list[str]:

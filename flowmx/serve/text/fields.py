@@ -47,7 +47,7 @@ class Fields:
         """Return a string.
 
         Raises:
-            BadRequest: it is not a string, or missing and without a default.
+            BadRequest: the value is not a string, or it is missing and has no default.
         """
         value = self._values.get(name)
         value = default if value is None else value

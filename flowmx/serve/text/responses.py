@@ -56,7 +56,7 @@ class ReplyHead(NamedTuple):
             for index, (completion, prefix) in enumerate(zip(completions, prefixes, strict=True))
         ]
         kind = "chat.completion" if self.is_chat else "text_completion"
-        version = max(completion.tokens[-1].version for completion in completions if completion.tokens)
+        version = max((completion.tokens[-1].version for completion in completions if completion.tokens), default=0)
         return {**self._head(kind, version), "choices": choices, "usage": usage(completions)}
 
     def first(self, index: int, prefix: str) -> Value:

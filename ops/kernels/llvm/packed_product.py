@@ -338,7 +338,7 @@ class Writer:
         return code.spread(code.put("i32", f"load i32, {place}, align 4"))
 
     def _four(self, data: Value, place: int) -> Value:
-        """Return 4 rounded values in each lane."""
+        """Return the rounded values, four in each 32-bit lane."""
         address = self.code.at(data, self.code.index(place), "i32")
         return self.code.spread(self.code.put("i32", f"load i32, {address}, align 4"))
 

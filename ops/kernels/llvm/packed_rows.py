@@ -109,7 +109,7 @@ class Writer:
             code.store(value, self.out, code.plus(target, 16 * at))
 
     def _codes(self, first: Value) -> list[Value]:
-        """Return the 32 codes of a row, as two vectors of bytes."""
+        """Return 32 quantized values of a row as two vectors of bytes."""
         code, pieces = self.code, []
         for start in range(0, self.layout.vectors, 4):
             words = Value("<4 x i32>", "poison")

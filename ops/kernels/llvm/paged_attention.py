@@ -425,7 +425,7 @@ class _AttentionWriter(_Writer):
 
 @lru_cache(64)
 def _programs(kind: Kind) -> tuple[Program, Program]:
-    """Return the functions that write the cache and that read it."""
+    """Return two functions: one writes the cache, the other computes attention over it."""
     return (
         Program(lambda features: _CacheWriter(kind, features).write(), is_optimized=True),
         Program(lambda features: _AttentionWriter(kind, features).write(), is_optimized=True),

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import Any, cast
 
 from flowmx.gluon import nn
-from flowmx.gluon.base_block import A
-from flowmx.gluon.hybrid import HybridBlock
-from flowmx.gluon.model_zoo.calls import without_nones
+from flowmx.gluon.model_zoo.calls import CausalBlock
 from flowmx.gluon.nn.paged import PagedCache
 from flowmx.gluon.nn.positions import cached_positions
 from flowmx.ndarray import NDArray
@@ -18,25 +16,7 @@ from flowmx.ops.registry.tensors import Functions
 __all__ = ["GPT2", "GPT2LM"]
 
 
-class _Decoder(HybridBlock):
-    """The calls of a causal decoder."""
-
-    if TYPE_CHECKING:
-
-        @overload
-        def __call__(self, tokens: A, padding: A | None = None, cache: None = None) -> A: ...
-
-        @overload
-        def __call__(
-            self, tokens: A, padding: A | None = None, *, cache: Sequence[Sequence[A]]
-        ) -> tuple[A, list[list[A]]]: ...
-
-    def __call__(self, tokens: Any, padding: Any = None, cache: Any = None) -> Any:
-        """Compute the outputs; see the class."""
-        return super().__call__(*without_nones(tokens, padding, cache))
-
-
-class GPT2(_Decoder):
+class GPT2(CausalBlock):
     """The decoder-only network GPT-2 (Radford et al., Language Models are Unsupervised Multitask Learners, 2019).
 
     ``gpt2(tokens, padding, cache)``; the last two are optional:
@@ -75,6 +55,7 @@ class GPT2(_Decoder):
         embedding_dropout: float = 0.1, activation: str = "gelu_tanh", epsilon: float = 1e-5, **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
+        self.max_length = max_length
         with self.name_scope():
             self.words = nn.Embedding(vocab_size, units)
             self.positions = nn.LearnedPositions(max_length, units)
@@ -105,7 +86,7 @@ class GPT2(_Decoder):
         return self.decoder.norm(x)
 
 
-class GPT2LM(_Decoder):
+class GPT2LM(CausalBlock):
     """GPT-2 with the head that predicts the next token; its layer has the weights of the words' embedding.
 
     It takes the inputs of :class:`GPT2`, and returns the logits of each place, (batch, length, vocab_size); with a
@@ -147,6 +128,11 @@ class GPT2LM(_Decoder):
             return self.output(self.gpt2(tokens, padding))
         x, cache = self.gpt2(tokens, padding, cache)
         return self.output(x), cache
+
+    @property
+    def max_length(self) -> int:
+        """The maximum length of a text that the model was made for."""
+        return int(self.gpt2.max_length)
 
     @property
     def page_heads(self) -> list[tuple[int, int]]:

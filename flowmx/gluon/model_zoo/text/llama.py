@@ -9,7 +9,7 @@ from flowmx.errors import ParameterError
 from flowmx.gluon import nn
 from flowmx.gluon.base_block import A
 from flowmx.gluon.hybrid import HybridBlock, Layer
-from flowmx.gluon.model_zoo.calls import without_nones
+from flowmx.gluon.model_zoo.calls import CausalBlock, without_nones
 from flowmx.gluon.nn.paged import PagedCache
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.dtypes import DTypeLike
@@ -103,7 +103,7 @@ class LlamaLayer(HybridBlock):
         return x + (out if self.hidden_out_norm is None else self.hidden_out_norm(out))
 
 
-class Llama(HybridBlock):
+class Llama(CausalBlock):
     """The decoder-only network Llama (Touvron et al., LLaMA, 2023), and its relatives.
 
     The defaults are those of Llama 2 with seven billion parameters; options make it Llama 3, SmolLM2, Mistral, Qwen 2
@@ -138,7 +138,7 @@ class Llama(HybridBlock):
         **kwargs: ``prefix`` and ``params``.
 
     Raises:
-        ValueError: numbers contradict each other, or an option is unknown.
+        ValueError: sizes do not fit together, or an option is unknown.
     """
 
     def __init__(
@@ -179,20 +179,6 @@ class Llama(HybridBlock):
         layers: Any = self.layers
         return [layer.begin_cache(batch_size, max_length, dtype, ctx) for layer in layers]
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __call__(self, tokens: A, padding: A | None = None, cache: None = None) -> A: ...
-
-        @overload
-        def __call__(
-            self, tokens: A, padding: A | None = None, *, cache: Sequence[Sequence[A]]
-        ) -> tuple[A, list[list[A]]]: ...
-
-    def __call__(self, tokens: Any, padding: Any = None, cache: Any = None) -> Any:
-        """Compute the features; see the class."""
-        return super().__call__(*without_nones(tokens, padding, cache))
-
     def hybrid_forward(self, F: Functions, tokens: Any, padding: Any = None, cache: Any = None) -> Any:
         x, following = self.embed(tokens), []
         for index, layer in enumerate(self.layers):
@@ -217,7 +203,7 @@ class Llama(HybridBlock):
         return x if self._embedding_scale == 1 else x * self._embedding_scale
 
 
-class LlamaLM(HybridBlock):
+class LlamaLM(CausalBlock):
     """Llama or a relative with the head that predicts the next token.
 
     It takes the inputs of :class:`Llama`, and returns the logits of each place, (batch, length, vocab_size); with a
@@ -257,25 +243,16 @@ class LlamaLM(HybridBlock):
         """Return an empty cache for each layer: see :meth:`MultiHeadAttention.begin_cache`."""
         return self.llama.begin_cache(batch_size, max_length, dtype, ctx)
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __call__(self, tokens: A, padding: A | None = None, cache: None = None) -> A: ...
-
-        @overload
-        def __call__(
-            self, tokens: A, padding: A | None = None, *, cache: Sequence[Sequence[A]]
-        ) -> tuple[A, list[list[A]]]: ...
-
-    def __call__(self, tokens: Any, padding: Any = None, cache: Any = None) -> Any:
-        """Compute the logits; see the class."""
-        return super().__call__(*without_nones(tokens, padding, cache))
-
     def hybrid_forward(self, F: Functions, tokens: Any, padding: Any = None, cache: Any = None) -> Any:
         if cache is None:
             return self.predict(F, self.llama(tokens, padding))
         x, cache = self.llama(tokens, padding, cache)
         return self.predict(F, x), cache
+
+    @property
+    def max_length(self) -> int:
+        """The maximum length of a text that the model was made for."""
+        return int(self.llama.max_length)
 
     @property
     def page_heads(self) -> list[tuple[int, int]]:
