@@ -6,16 +6,17 @@ A grower makes an input of about a given size that has one feature in excess: de
 numbers, long names, many dimensions. Random inputs put several of them into one another.
 """
 
+import contextlib
 import hashlib
 import io
 import json
+import math
 import random
 import struct
 import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import msgpack
@@ -41,6 +42,7 @@ SECONDS_PER_MB = 1.0
 SLACK = 0.1
 """Seconds of processor time that any input may take."""
 
+_TRIES = 3
 _LOOP = 500_000, 0.025
 """Additions in a loop, and the seconds that they took on the machine for which the limits were chosen."""
 
@@ -66,9 +68,8 @@ class Finding(AssertionError):
     """An input takes more time than its size allows."""
 
 
-@cache
 def slowness() -> float:
-    """Return how many times slower this processor is than the one for which the limits were chosen; at least 1."""
+    """Return how many times slower this processor is now than the one for which the limits were chosen; at least 1."""
     count, expected = _LOOP
     start, total = time.process_time(), 0
     for number in range(count):
@@ -79,21 +80,21 @@ def slowness() -> float:
 def check(name: str, feature: str, data: bytes, read: Callable[[bytes], object], refusals: Refusals) -> float:
     """Read an input, and return the processor time in seconds.
 
+    Other programs slow a processor down for moments, so a time above the limit is measured again: the least counts.
+
     Raises:
-        Finding: it took too long.
+        Finding: it took too long each time.
     """
-    start = time.process_time()
-    try:
-        read(data)
-    except refusals:
-        pass
-    seconds = time.process_time() - start
-    allowed = (SLACK + SECONDS_PER_MB * len(data) / 1e6) * slowness()
-    if seconds > allowed:
-        raise Finding(
-            f"{name}, {feature}: {len(data)} bytes took {seconds:.2f} s, allowed {allowed:.2f}: {data[:80]!r}"
-        )
-    return seconds
+    least, limit = math.inf, SLACK + SECONDS_PER_MB * len(data) / 1e6
+    for _ in range(_TRIES):
+        start = time.process_time()
+        with contextlib.suppress(*refusals):
+            read(data)
+        least = min(least, time.process_time() - start)
+        allowed = limit if least <= limit else limit * slowness()
+        if least <= allowed:
+            return least
+    raise Finding(f"{name}, {feature}: {len(data)} bytes took {least:.2f} s, allowed {allowed:.2f}: {data[:80]!r}")
 
 
 # -- JSON ----------------------------------------------------------------------------------------------
