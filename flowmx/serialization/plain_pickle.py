@@ -57,28 +57,20 @@ def loads(
     """
     machine = _Machine({**_FUNCTIONS, **functions}, persistent)
     for opcode, argument, _ in pickletools.genops(data):
-        if opcode.name == "STOP":
+        name = opcode.name
+        if name == "STOP":
             return machine.pop()
+        execute = _OPCODES.get(name)
+        if execute is None:
+            raise ValueError(f"unsupported pickle opcode {name}; array files never use it")
         try:
-            machine.execute(opcode.name, argument)
+            execute(machine, argument)
         except (KeyError, TypeError, IndexError) as error:
-            raise ValueError(f"the pickle is damaged: {opcode.name} raises {error!r}") from error
+            raise ValueError(f"the pickle is damaged: {name} raises {error!r}") from error
     raise ValueError("the pickle has no STOP opcode")
 
 
 _MARK = object()
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
-_LITERALS = frozenset(
-    ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
-     "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES",
-     "BINBYTES8", "BYTEARRAY8")
-)  # fmt: skip
-"""Opcodes that push their argument."""
-_IGNORED = frozenset(("PROTO", "FRAME"))
-_PUT = frozenset(("PUT", "BINPUT", "LONG_BINPUT"))
-_GET = frozenset(("GET", "BINGET", "LONG_BINGET"))
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 class _Machine:
@@ -91,31 +83,23 @@ class _Machine:
         self._marks: list[int] = []  # their positions on the stack
         self._memory: dict[int, Any] = {}
 
-    def execute(self, name: str, argument: Any) -> None:
-        """Run an opcode."""
-        if name in _LITERALS:
-            self._stack.append(argument)
-        elif name in _CONSTANTS:
-            self._stack.append(_CONSTANTS[name])
-        elif name in _EMPTY:
-            self._stack.append(_EMPTY[name]())
-        elif name in _PUT:
-            self._memoize(argument)
-        elif name in _GET:
-            self._stack.append(self._memory[argument])
-        elif name in _TUPLES:
-            self._stack.append(tuple([self.pop() for _ in range(_TUPLES[name])][::-1]))
-        elif name not in _IGNORED:
-            method = getattr(self, f"_{name.lower()}", None)
-            if method is None:
-                raise ValueError(f"unsupported pickle opcode {name}; array files never use it")
-            method(argument)
-
     def pop(self) -> Any:
         """Pop the top of the stack."""
         if not self._stack or self._stack[-1] is _MARK:
             raise ValueError("a pickle that pops from an empty stack")
         return self._stack.pop()
+
+    def push(self, value: Any) -> None:
+        """Push a value."""
+        self._stack.append(value)
+
+    def get(self, number: int) -> None:
+        """Push a memoized value."""
+        self._stack.append(self._memory[number])
+
+    def pop_tuple(self, size: int) -> None:
+        """Replace the topmost values by a tuple of them."""
+        self._stack.append(tuple([self.pop() for _ in range(size)][::-1]))
 
     def _top(self, kind: type) -> Any:
         if not self._stack or not isinstance(self._stack[-1], kind):
@@ -130,66 +114,114 @@ class _Machine:
         del self._stack[position:]
         return values
 
-    def _mark(self, argument: None) -> None:
+    def mark(self, argument: None) -> None:
         self._marks.append(len(self._stack))
         self._stack.append(_MARK)
 
-    def _memoize(self, argument: int | None) -> None:
+    def memoize(self, argument: int | None) -> None:
         if not self._stack or self._stack[-1] is _MARK:
             raise ValueError("a pickle that memoizes from an empty stack")
         self._memory[len(self._memory) if argument is None else argument] = self._stack[-1]
 
-    def _binpersid(self, argument: None) -> None:
+    def load_persistent(self, argument: None) -> None:
         if self._persistent is None:
             raise ValueError("a pickle with a persistent identifier")
         self._stack.append(self._persistent(self.pop()))
 
-    def _tuple(self, argument: None) -> None:
+    def make_tuple(self, argument: None) -> None:
         self._stack.append(tuple(self._pop_to_mark()))
 
-    def _list(self, argument: None) -> None:
+    def make_list(self, argument: None) -> None:
         self._stack.append(self._pop_to_mark())
 
-    def _dict(self, argument: None) -> None:
+    def make_dict(self, argument: None) -> None:
         self._stack.append(_pairs(self._pop_to_mark()))
 
-    def _append(self, argument: None) -> None:
+    def append(self, argument: None) -> None:
         value = self.pop()
         self._top(list).append(value)
 
-    def _appends(self, argument: None) -> None:
+    def extend(self, argument: None) -> None:
         values = self._pop_to_mark()
         self._top(list).extend(values)
 
-    def _setitem(self, argument: None) -> None:
+    def set_item(self, argument: None) -> None:
         value, key = self.pop(), self.pop()
         self._top(dict)[_key(key)] = value
 
-    def _setitems(self, argument: None) -> None:
+    def set_items(self, argument: None) -> None:
         pairs = self._pop_to_mark()
         self._top(dict).update(_pairs(pairs))
 
-    def _global(self, argument: str) -> None:
+    def push_global(self, argument: str) -> None:
         module, _, name = argument.partition(" ")
         self._stack.append(Name(module, name))
 
-    def _stack_global(self, argument: None) -> None:
+    def pop_global(self, argument: None) -> None:
         name, module = self.pop(), self.pop()
         self._stack.append(Name(str(module), str(name)))
 
-    def _reduce(self, argument: None) -> None:
+    def call(self, argument: None) -> None:
         arguments, function = self.pop(), self.pop()
         if not isinstance(function, Name) or not isinstance(arguments, tuple):
             raise ValueError("the pickle calls a value that is not a named function")
         compute = self._functions.get(function)
         self._stack.append(ObjectRecord(function, arguments) if compute is None else compute(*arguments))
 
-    _newobj = _reduce
-
-    def _build(self, argument: None) -> None:
+    def set_state(self, argument: None) -> None:
         state = self.pop()
         if not self._stack or not isinstance(self._stack[-1], dict):  # drop the attributes of an OrderedDict
             self._top(ObjectRecord).state = state
+
+
+_Execute = Callable[[_Machine, Any], None]
+
+
+def _push(make: Callable[[], object]) -> _Execute:
+    return lambda machine, _: machine.push(make())
+
+
+def _pop_tuple(size: int) -> _Execute:
+    return lambda machine, _: machine.pop_tuple(size)
+
+
+_LITERALS = (
+    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
+    "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES",
+    "BINBYTES8", "BYTEARRAY8",
+)  # fmt: skip
+"""Opcodes that push their argument."""
+
+_OPCODES: dict[str, _Execute] = {
+    **dict.fromkeys(_LITERALS, _Machine.push),
+    **dict.fromkeys(("PROTO", "FRAME"), lambda machine, _: None),
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), _Machine.memoize),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), _Machine.get),
+    "NONE": _push(lambda: None),
+    "NEWTRUE": _push(lambda: True),
+    "NEWFALSE": _push(lambda: False),
+    "EMPTY_DICT": _push(dict),
+    "EMPTY_LIST": _push(list),
+    "EMPTY_TUPLE": _push(tuple),
+    "TUPLE1": _pop_tuple(1),
+    "TUPLE2": _pop_tuple(2),
+    "TUPLE3": _pop_tuple(3),
+    "MARK": _Machine.mark,
+    "TUPLE": _Machine.make_tuple,
+    "LIST": _Machine.make_list,
+    "DICT": _Machine.make_dict,
+    "APPEND": _Machine.append,
+    "APPENDS": _Machine.extend,
+    "SETITEM": _Machine.set_item,
+    "SETITEMS": _Machine.set_items,
+    "GLOBAL": _Machine.push_global,
+    "STACK_GLOBAL": _Machine.pop_global,
+    "REDUCE": _Machine.call,
+    "NEWOBJ": _Machine.call,
+    "BUILD": _Machine.set_state,
+    "BINPERSID": _Machine.load_persistent,
+}
+"""The supported opcodes. Each is run with the machine and the argument from the pickle."""
 
 
 def _pairs(values: Sequence[object]) -> dict[Any, Any]:
