@@ -198,7 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--name", default=_DEFAULT_NAME, help="name of the model in paths and metrics (default: %(default)s)"
     )
-    parser.add_argument("--repository", metavar="FOLDER", help="serve all models of a folder, each with a model.toml")
+    parser.add_argument("--repository", metavar="FOLDER", help="serve all models and archives of a folder")
     parser.add_argument(
         "--default", metavar="NAME",
         help="the model of a repository that answers /predict and /invocations if the request names none (default: the "

@@ -8,14 +8,15 @@ from typing import Any
 from flowmx.errors import AdviceError
 from flowmx.serve.handlers import load_handler
 from flowmx.serve.images import ImageTransform
-from flowmx.serve.mms import Handler, manifest_handler
-from flowmx.serve.model_archives import SUFFIX, unpack
+from flowmx.serve.mms import Handler, archive_handler, manifest_handler
+from flowmx.serve.model_archives import SUFFIX, is_archive, unpack
 from flowmx.serve.predictor import Predictor
 
 __all__ = ["create_predictor"]
 
 _OF_MODELS = ("shape", "dtype", "epoch", "sizes", "lengths", "finite", "image")
 """Options that handlers have no use for."""
+_MODEL_FILES = ("*-symbol.json", "*.onnx", "config.json")
 
 
 def create_predictor(
@@ -24,7 +25,8 @@ def create_predictor(
     """Return the predictor of a model, or of a handler of Multi Model Server.
 
     Args:
-        path: the folder or file of the model; a ``.mar`` file is unpacked into a temporary folder.
+        path: the folder or file of the model; a ``.mar`` file, or the only one of a folder, is unpacked into a
+            temporary folder.
         handler: a module or file with hooks or a handler; see :func:`load_handler`.
         image: the options of the image transform; True for none.
         **options: arguments of :class:`Predictor`.
@@ -34,14 +36,11 @@ def create_predictor(
             are given for a handler.
         Exception: the model or the handler cannot be loaded.
     """
-    archive = unpack(path) if path.suffix == SUFFIX and not path.is_dir() else None
+    path = _only_archive(path) or path
+    archive = unpack(path) if is_archive(path) else None
     folder = path if path.is_dir() else path.parent
     if archive is not None:
-        folder, handler = archive.path, handler or manifest_handler(archive.path)
-        if handler is None:
-            raise AdviceError(
-                f"{path} names no handler in MAR-INF/MANIFEST.json", "pass handler=...", "pass --handler MODULE:NAME"
-            )
+        folder, handler = archive.path, handler or archive_handler(path, archive.path)
     hooks = None if handler is None else load_handler(handler, folder)
     if isinstance(hooks, Handler):
         hooks.archive = archive
@@ -60,3 +59,16 @@ def create_predictor(
         )  # fmt: skip
     decode, encode = (None, None) if hooks is None else (hooks.decode, hooks.encode)
     return Predictor(path, decode=decode, encode=encode, image=image, **options)
+
+
+def _only_archive(path: Path) -> Path | None:
+    """Return the model archive in a folder, or None if it has none.
+
+    Raises:
+        ValueError: it has several, or also a model of another format.
+    """
+    archives = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else []
+    models = [*archives, *(file for pattern in _MODEL_FILES for file in sorted(path.glob(pattern)))] if archives else []
+    if len(models) > 1:
+        raise ValueError(f"{path} must hold one model, found {', '.join(model.name for model in models)}")
+    return archives[0] if archives else None

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flowmx.errors import AdviceError
 from flowmx.serve.batching import Piece
 from flowmx.serve.errors import InvalidInput
 from flowmx.serve.formats import parsed
@@ -25,11 +26,12 @@ from flowmx.serve.hooks import Hooks, call_guarded, value_reply
 from flowmx.serve.inputs import Array, Input, Rows
 from flowmx.serve.metrics import Instruments
 from flowmx.serve.mms_context import Context, Response, read_manifest
+from flowmx.serve.model_archives import is_archive, unpack
 from flowmx.serve.multipart import FORM, parts
 from flowmx.serve.replies import JSON_TYPE, Refusal, Reply
 from flowmx.serve.request_head import Head
 
-__all__ = ["HANDLER_HOOKS", "Handler", "HandlerModel", "Request", "is_handler", "manifest_handler"]
+__all__ = ["HANDLER_HOOKS", "Handler", "HandlerModel", "Request", "archive_handler", "is_handler", "manifest_handler"]
 
 _STEPS = ("preprocess", "inference", "postprocess")
 _TEXT_TYPE = "text/plain; charset=utf-8"
@@ -67,14 +69,15 @@ class Handler:
         handler: ``module:function``, ``module:Class``, ``module`` or a ``.py`` file, as MMS's ``--handler``; or the
             function, class or object itself. A function ``handle(data, context)`` is called with ``data`` None to load
             the model. A class has ``initialize(context)`` and ``handle(data, context)``, or ``preprocess``,
-            ``inference`` and ``postprocess``.
-        folder: the folder of the model: ``context.system_properties["model_dir"]``. Modules are found there, too.
+            ``inference`` and ``postprocess``. Or a model archive, a ``.mar`` file, whose manifest names its handler.
+        folder: the folder of the model: ``context.system_properties["model_dir"]``. Modules are found there, too. It
+            may be an archive, which is unpacked into a temporary folder.
         gpu: index of the GPU for ``context.system_properties["gpu_id"]``.
 
     Raises:
         ImportError: there is no such module.
         FileNotFoundError: there is no such file.
-        ValueError: it is not a handler.
+        ValueError: it is not a handler, or the archive is damaged, hostile, or names no handler.
 
     Example:
         >>> handler = mx.serve.Handler("service.py:handle", "model/")
@@ -85,10 +88,20 @@ class Handler:
     def __init__(
         self, handler: object, folder: str | os.PathLike[str] | None = None, *, gpu: int | None = None
     ) -> None:
-        self.folder = None if folder is None else Path(folder).resolve()
         self.gpu = gpu
         self.archive: object = None
         """The owner of the folder, if it is temporary: the folder exists as long as this object."""
+        if isinstance(handler, (str, os.PathLike)) and is_archive(handler):
+            if folder is not None:
+                raise ValueError(
+                    f"{handler} is a model archive, which has its folder: leave out folder={str(folder)!r}"
+                )
+            folder, handler = handler, None
+        if folder is not None and is_archive(folder):
+            self.archive = scratch = unpack(Path(folder))
+            handler = archive_handler(Path(folder), scratch.path) if handler is None else handler
+            folder = scratch.path
+        self.folder = None if folder is None else Path(folder).resolve()
         self._target = load_object(handler, self.folder) if isinstance(handler, str) else handler
         if not is_handler(self._target):
             raise ValueError(
@@ -124,6 +137,21 @@ def manifest_handler(folder: Path) -> str | None:
     model = (read_manifest(folder) or {}).get("model")
     handler = model.get("handler") if isinstance(model, Mapping) else None
     return handler if isinstance(handler, str) else None
+
+
+def archive_handler(path: Path, folder: Path) -> str:
+    """Return the handler that the manifest of an unpacked archive names.
+
+    Raises:
+        AdviceError: it names none.
+    """
+    handler = manifest_handler(folder)
+    if handler is None:
+        raise AdviceError(
+            f"{path} names no handler in MAR-INF/MANIFEST.json", "pass handler='MODULE:NAME'",
+            "pass --handler MODULE:NAME",
+        )  # fmt: skip
+    return handler
 
 
 def _class_of(module: ModuleType) -> type[object] | None:

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from flowmx.errors import DataError
 
-__all__ = ["SUFFIX", "ScratchFolder", "unpack"]
+__all__ = ["SUFFIX", "ScratchFolder", "is_archive", "unpack"]
 
 SUFFIX = ".mar"
 _MAX_FILES = 10_000
@@ -39,6 +39,11 @@ class ScratchFolder:
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="flowmx-mar-")).resolve()
         weakref.finalize(self, _remove, self.path, os.getpid())
+
+
+def is_archive(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is that of an archive, which may be missing, and not of a folder."""
+    return Path(path).suffix == SUFFIX and not Path(path).is_dir()
 
 
 def unpack(path: Path) -> ScratchFolder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from flowmx.serve.hooks import Decode, Encode, Hooks, check_hook
 from flowmx.serve.images import ImageReader, ImageTransform
 from flowmx.serve.inputs import Array, Input, Inputs, Rows, Shapes
 from flowmx.serve.mms import HANDLER_HOOKS, Handler, HandlerModel, Requests
+from flowmx.serve.model_archives import is_archive
 from flowmx.serve.model_loading import load
 from flowmx.serve.replies import Refusal, Reply
 from flowmx.serve.runner import Computation, Runner
@@ -48,7 +50,7 @@ class Predictor:
 
     Args:
         model: a Gluon block (hybridized here unless it is already), a symbol with ``params``, the prefix of a
-            checkpoint, a folder with one model, an ONNX file, or a :class:`Handler`.
+            checkpoint, a folder with one model, an ONNX file, a :class:`Handler`, or a model archive (``.mar``).
         shape: shape of one row, without the batch axis; for several inputs, a dict by name in the model's order. None
             marks a variable length (see ``lengths``). ONNX files declare their shapes.
         dtype: dtype of the inputs (default float32), or a dict by name.
@@ -102,6 +104,7 @@ class Predictor:
             max_queue = queue
         check_hook("decode", decode, "body, content_type")
         check_hook("encode", encode, "result")
+        model = _opened(model)
         is_handler = isinstance(model, Handler)
         if is_handler and (shape, dtype, params, decode, encode, image) != (None,) * 6:
             raise ValueError("shape, dtype, params, decode, encode and image are for models, and this is a handler")
@@ -323,6 +326,7 @@ class Predictor:
 
     def _swap(self, model: Any, params: Any, epoch: int | None) -> Future[None]:
         with self._swapping:
+            model = _opened(model)
             if isinstance(model, Handler) != self.hooks.reads_head:
                 raise ValueError("a handler and a model do not replace each other: create another predictor")
             new = self._load(model, params, epoch, self.version + 1)
@@ -459,6 +463,11 @@ def _sizes(max_batch: int | None, sizes: Sequence[int] | None) -> tuple[int, ...
     if not result or result[0] < 1:
         raise ValueError(f"max_batch is {max_batch} and sizes {sizes}, expected sizes of at least 1 sample")
     return result
+
+
+def _opened(model: Any) -> Any:
+    """Return the handler of a model archive; any other model is returned as it is."""
+    return Handler(model) if isinstance(model, (str, os.PathLike)) and is_archive(model) else model
 
 
 async def _on_host(x: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from flowmx.serve.budget import Budget
 from flowmx.serve.folders import create_predictor
+from flowmx.serve.model_archives import SUFFIX
 from flowmx.serve.model_registry import ModelRegistry
 from flowmx.serve.predictor import Predictor
 from flowmx.serve.replies import Refusal
@@ -53,11 +54,12 @@ class Repository:
                 2/
             resnet/
                 resnet.onnx               a model without versions
+            animals.mar                   an archive of Multi Model Server, with its handler
 
     ``model.toml`` holds arguments of :class:`Predictor` (shape, dtype, epoch, max_batch, sizes, max_latency, max_queue,
     lengths, finite, image; ``"?"`` marks a variable length); ``handler``, as ``flowmx serve --handler`` takes it;
     ``weight``, the model's part of the computing time that all models share; and ``versions``, the number of newest
-    versions to serve.
+    versions to serve. Archives may also be in folders of models and versions, with a ``model.toml``.
 
     Args:
         folder: the folder of the models.
@@ -81,7 +83,9 @@ class Repository:
 
     def names(self) -> list[str]:
         """Return the names of the models in the folder."""
-        return sorted(path.name for path in self.folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        paths = [path for path in self.folder.iterdir() if not path.name.startswith(".")]
+        archives = [path.stem for path in paths if path.suffix == SUFFIX and path.is_file()]
+        return sorted({*archives, *(path.name for path in paths if path.is_dir())})
 
     async def index(self) -> list[dict[str, str]]:
         """Return the states of all versions, in the format of the protocol's repository extension."""
@@ -176,8 +180,12 @@ class Repository:
             raise Refusal(404, f"there is no model {name[:80]!r} in the folder, expected one of {names}")
 
     def _read(self, name: str) -> tuple[dict[str, Any], dict[str, Path]]:
-        """Return the options of a model, and the folders of the versions to serve, the newest last."""
-        folder = self.folder / name
+        """Return the options of a model, and the folders or archives of the versions to serve, the newest last."""
+        folder, archive = self.folder / name, self.folder / f"{name}{SUFFIX}"
+        if archive.is_file():
+            if folder.is_dir():
+                raise ValueError(f"{self.folder} has both {archive.name} and a folder {name}: rename or remove one")
+            return {}, {_ONLY_VERSION: archive}
         options = _options(folder / _OPTIONS_FILE)
         count = options.pop(_VERSIONS, 1)
         names = [path.name for path in folder.iterdir() if path.is_dir() and _NUMBER.fullmatch(path.name)]
@@ -220,7 +228,8 @@ def _sizes(path: Path, shape: Any) -> tuple[int | None, ...]:
 
 def _fingerprint(folder: Path) -> _Fingerprint:
     """Return the names, sizes and modification times of the files that a version is loaded from."""
-    files = [(path, path.stat()) for path in [folder.parent / _OPTIONS_FILE, *folder.iterdir()] if path.is_file()]
+    paths = [folder.parent / _OPTIONS_FILE, *folder.iterdir()] if folder.is_dir() else [folder]
+    files = [(path, path.stat()) for path in paths if path.is_file()]
     return tuple(sorted((path.name, status.st_size, status.st_mtime_ns) for path, status in files))
 
 

@@ -12,10 +12,13 @@ import pytest
 
 from flowmx import cli
 from flowmx.comm.metrics import Metrics
-from flowmx.serve import model_archives
+from flowmx.serve import Handler, Predictor, Repository, model_archives
 from flowmx.serve.folders import create_predictor
+from flowmx.serve.mms_context import Response
 from flowmx.serve.model_archives import unpack
+from flowmx.serve.replies import Refusal
 from tests.serve.test_http import JSON, carried  # noqa: F401 (a fixture)
+from tests.waiting import until
 
 SERVICE = """
 import os
@@ -54,6 +57,90 @@ def archive(folder, files):
         for name, content in files.items():
             file.writestr(name, content)
     return path
+
+
+async def answer(predictor, body=1):
+    response = await predictor({"body": body})
+    return response.value if isinstance(response, Response) else response
+
+
+def placed(folder, files=FILES):
+    """Return an archive in a new folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return archive(folder, files)
+
+
+@pytest.mark.parametrize("kind", ["handler", "text", "folder", "predictor"])
+async def test_programs_use_archives(tmp_path, scratch, kind):
+    path = archive(tmp_path, FILES)
+    handlers = {
+        "handler": lambda: Handler(path), "text": lambda: Handler(str(path)),
+        "folder": lambda: Handler("archived_service.py:Service", path), "predictor": lambda: path,
+    }  # fmt: skip
+    async with Predictor(handlers[kind](), metrics=Metrics()) as predictor:
+        assert await answer(predictor) == {"label": "dog", "scale": 3, "name": "animals"}
+        archive(tmp_path, {**FILES, "weights/scale.txt": "4"})
+        await predictor.swap(handlers[kind]())
+        assert (await answer(predictor))["scale"] == 4
+    del predictor, handlers
+    gc.collect()
+    assert not list(scratch.iterdir())
+
+
+def test_the_archive_of_a_program_names_a_handler_or_none_is_left(tmp_path, scratch):
+    path = archive(tmp_path, {"model.txt": "x"})
+    for attempt in (lambda: Handler(path), lambda: Predictor(path)):
+        with pytest.raises(ValueError, match=r"names no handler in MAR-INF/MANIFEST.json: pass handler='MODULE:NAME'"):
+            attempt()
+    with pytest.raises(FileNotFoundError, match="absent"):
+        Handler(tmp_path / "absent.mar")
+    with pytest.raises(ValueError, match="is a model archive, which has its folder: leave out folder="):
+        Handler(archive(tmp_path, FILES), tmp_path)
+    gc.collect()
+    assert not list(scratch.iterdir())
+
+
+@pytest.mark.parametrize("place", [".", "model", "model/1"])
+async def test_a_repository_serves_archives_and_reads_changed_ones_again(tmp_path, scratch, place):
+    folder = tmp_path / "models"
+    path = placed(folder / place)
+    repository = Repository(folder)
+    assert repository.names() == ["model"]
+    await repository.load("model")
+    first = repository.models.find("model")
+    assert await answer(first) == {"label": "dog", "scale": 3, "name": "animals"}
+    await repository.load("model")
+    assert repository.models.find("model") is first
+    archive(path.parent, {**FILES, "weights/scale.txt": "12"})
+    await repository.load("model")
+    assert (await answer(repository.models.find("model")))["scale"] == 12
+    await repository.unload("model")
+    del first
+    await until(lambda: gc.collect() >= 0 and not list(scratch.iterdir()))
+
+
+async def test_options_of_archives_in_a_repository(tmp_path):
+    folder = tmp_path / "models"
+    placed(folder / "model" / "2")
+    (folder / "model" / "model.toml").write_text("max_batch = 5\n")
+    repository = Repository(folder)
+    await repository.load("model")
+    assert repository.models.find("model", "2").describe()["batch_sizes"] == [1, 2, 3, 4, 5]
+    (folder / "model" / "model.toml").write_text("shape = [2]\n")
+    with pytest.raises(Refusal, match="which reads bodies and loads its model itself: leave out shape"):
+        await repository.load("model")
+    await repository.models.drain()
+
+
+async def test_a_repository_with_two_models_in_one_place_names_them(tmp_path):
+    path = placed(tmp_path / "models" / "model")
+    (path.parent / "net-symbol.json").write_text("{}")
+    repository = Repository(tmp_path / "models")
+    with pytest.raises(Refusal, match=r"must hold one model, found model.mar, net-symbol.json"):
+        await repository.load("model")
+    archive(tmp_path / "models", FILES)
+    with pytest.raises(Refusal, match=r"has both model.mar and a folder model: rename or remove one"):
+        await repository.load("model")
 
 
 async def test_an_archive_is_served_with_its_handler(carried, tmp_path, scratch):  # noqa: F811
