@@ -99,11 +99,16 @@ class Mode:
         return self.is_symbolic or self.imported or self.hybridize is not None
 
     def reference(self, network):
-        """Return the reference mode."""
+        """Return the reference mode.
+
+        Regions change the order in which operators outside them draw random numbers, since an operator runs after all
+        inputs of the regions that it reads. So a network that draws is partitioned in its reference, too.
+        """
         devices = tuple(f"cpu({number})" for number in range(len(self.devices)))
-        composed = {} if network.loose and self.is_compiled else None
+        partitioned = self.partitioned and network.draws
+        composed = {} if self.is_compiled and (network.loose or partitioned) else None
         of_parts = {"turns": self.turns, "children": self.children} if composed is not None else {}
-        return replace(REFERENCE, devices=devices, hybridize=composed, **of_parts)
+        return replace(REFERENCE, devices=devices, hybridize=composed, partitioned=partitioned, **of_parts)
 
     def run(self, network, grid, wrap=None):
         """Run a network; returns the record."""

@@ -49,7 +49,7 @@ class Trial:
     def reference(self, mode):
         """Return the expected results of a mode."""
         right = mode.reference(self.network)
-        key = mode.dtype, len(right.devices), right.is_compiled, right.turns, right.children
+        key = mode.dtype, len(right.devices), right.is_compiled, right.turns, right.children, right.partitioned
         if key not in self._references:
             self._references[key] = Reference(self.network, mode.dtype, right)
         return self._references[key]
