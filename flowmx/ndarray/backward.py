@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from contextlib import nullcontext
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from flowmx.devices import Device
@@ -27,6 +27,7 @@ from flowmx.ndarray.recording import (
     TapeNode,
     Within,
     defer_full_collections,
+    differentiated,
     free,
     restore_collections,
     state,
@@ -290,7 +291,8 @@ class Walk:
         else:
             one, other = self.arrays([before, gradient])
             sparse = isinstance(one.dims, SparseShape) or isinstance(other.dims, SparseShape)
-            self._sums[entry] = F.op("elemwise_add", one, other) if sparse else one + other
+            with _naming(entry.node):
+                self._sums[entry] = F.op("elemwise_add", one, other) if sparse else one + other
 
     def _ones(self, head: NDArray) -> Cell:
         if isinstance(head.dims, SparseShape):
@@ -573,7 +575,7 @@ def _gradients(
     saved = _History(inputs, node.entries) if state.get().recording else inputs
     layer = node.origin[2] if origin.names_layers and node.origin is not None else None
     try:
-        with layer_scope(layer, fresh=True) if layer else nullcontext():
+        with layer_scope(layer, fresh=True) if layer else nullcontext(), _naming(node):
             arguments = (F, saved, _outputs(node, outputs), heads, *([targets] if targets else []))
             gradients = cast("Sequence[NDArray | None]", node.gradient(*arguments))
     except NotImplementedError:
@@ -584,6 +586,20 @@ def _gradients(
             if gradient is not None and id(gradient) not in buffers:
                 gradient.storage.shared = True
     return gradients
+
+
+@contextmanager
+def _named(node: TapeNode) -> Iterator[None]:
+    token = differentiated.set(node)
+    try:
+        yield
+    finally:
+        differentiated.reset(token)
+
+
+def _naming(node: TapeNode | Leaf) -> AbstractContextManager[None]:
+    """Return a context for operations that compute the gradient of a node, which the NaN watch names."""
+    return _named(node) if engine.is_watched and isinstance(node, TapeNode) else nullcontext()
 
 
 class _History(Sequence[Any]):

@@ -40,6 +40,10 @@ class State(Frame):
         self.recording, self.training, self.backward, self.notes = recording, training, backward, notes
 
 
+differentiated: ContextVar[TapeNode | None] = ContextVar("flowmx_differentiated", default=None)
+"""The node whose gradient a backward pass is computing; set only if operations are watched."""
+
+
 class Notes:
     """Receiver of calls on placeholder arrays; see ``gradient_rules.py``."""
 

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -100,6 +101,89 @@ def test_names_the_backward_pass(hybridize):
         differentiate()
     assert caught.value.finding.is_backward
     assert "root" in caught.value.finding.layer
+    assert "root" in caught.value.finding.forward if hybridize else caught.value.finding.forward == "sqrt"
+    assert "F.sqrt" in caught.value.finding.forward_place
+
+
+def _scaled_root(x):
+    y = mx.nd.sqrt(x)  # the forward line
+    return (y * 0).sum()
+
+
+class _NaNBackward(autograd.Function):
+    def forward(self, x):
+        return x * 1
+
+    def backward(self, dy):
+        return dy * np.nan
+
+
+def _custom(x):
+    return _NaNBackward()(x)  # the forward line
+
+
+class _NaNOperator(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], in_data[0])
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], out_grad[0] * np.nan)
+
+
+@mx.operator.register("nan_backward")
+class _NaNProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx, in_shapes, in_dtypes):
+        return _NaNOperator()
+
+
+def _operator(x):
+    return mx.nd.Custom(x, op_type="nan_backward")  # the forward line
+
+
+def _shared(x):
+    y = x * 1  # the forward line
+    return mx.nd.sqrt(y) - mx.nd.sqrt(y)
+
+
+def _numpy(x):
+    y = mx.np.cbrt(x.as_np_ndarray())  # the forward line
+    return (y * 0).sum()
+
+
+@pytest.mark.parametrize(
+    ("function", "operator", "forward", "infinity"),
+    [(_scaled_root, "broadcast_div", "sqrt", True), (_custom, "_mul_scalar", "_NaNBackward", True),
+     (_operator, "_mul_scalar", "Custom", True),
+     (_shared, "broadcast_add", "_mul_scalar", False), (_numpy, "broadcast_div", "cbrt", True)],
+)  # fmt: skip
+@pytest.mark.parametrize("is_forward_watched", [True, False])
+def test_names_the_forward_operator_of_a_gradient_and_its_line(
+    function, operator, forward, infinity, is_forward_watched
+):
+    """The error was enqueued at the line of ``backward``, but its cause is a line of the forward pass."""
+    x = mx.nd.array([0.0, 1])
+    x.attach_grad()
+
+    with stop_at_nan(infinity) if is_forward_watched else nullcontext(), autograd.record():
+        y = function(x)
+
+    def differentiate():
+        y.backward()
+        x.grad.wait_to_read()
+
+    with pytest.raises(NonFiniteError) as caught, stop_at_nan(infinity):
+        differentiate()
+    finding = caught.value.finding
+    assert (finding.operator, finding.forward, finding.is_backward) == (operator, forward, True)
+    assert finding.forward_place.endswith("# the forward line") and f"in {function.__name__}:" in finding.forward_place
+    assert f"this is the gradient of {forward}, called at {finding.forward_place}" in str(caught.value)
+
+
+def test_findings_of_the_forward_pass_have_no_gradient():
+    with pytest.raises(NonFiniteError) as caught, stop_at_nan():
+        mx.nd.log(mx.nd.zeros(2)).wait_to_read()
+    assert (caught.value.finding.forward, caught.value.finding.forward_place) == (None, None)
+    assert "this is the gradient" not in str(caught.value)
 
 
 def test_executors_and_modules():

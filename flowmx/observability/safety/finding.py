@@ -18,6 +18,9 @@ class Finding(NamedTuple):
         nans, infinities: number of such values in its output.
         inputs: descriptions of its inputs with such values.
         place: source line of the program.
+        forward: in a backward pass, the operator of the forward pass whose gradient was computed, or the node of a
+            graph; None if unknown.
+        forward_place: the source line that called this operator.
     """
 
     operator: str
@@ -28,6 +31,8 @@ class Finding(NamedTuple):
     infinities: int
     inputs: tuple[str, ...]
     place: str
+    forward: str | None = None
+    forward_place: str | None = None
 
     def __str__(self) -> str:
         where = f" in layer {self.layer!r}" if self.layer else ""
@@ -36,8 +41,15 @@ class Finding(NamedTuple):
         source = f"; its inputs had such values in {', '.join(self.inputs)}" if self.inputs else ""
         return (
             f"operator {self.operator}{where} computed {' and '.join(kinds)} values in the {passes} pass of step "
-            f"{self.step}{source} (at {self.place})"
+            f"{self.step}{source} (at {self.place}){self._gradient()}"
         )
+
+    def _gradient(self) -> str:
+        """Describe the operator of the forward pass."""
+        if self.forward is None:
+            return ""
+        is_new = self.forward_place not in (None, self.place)
+        return f"; this is the gradient of {self.forward}" + (f", called at {self.forward_place}" if is_new else "")
 
 
 class NonFiniteError(MXNetError, FloatingPointError):

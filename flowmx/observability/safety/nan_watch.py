@@ -23,7 +23,7 @@ from flowmx.engine import Origin, describe, origin
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import Operation, Variable
 from flowmx.ndarray.core import BaseArray, Storage
-from flowmx.ndarray.recording import state
+from flowmx.ndarray.recording import differentiated, state
 from flowmx.observability.safety import step_counter
 from flowmx.observability.safety.finding import Finding, NonFiniteError
 from flowmx.ops.math.finite import all_finite, count_nonfinite
@@ -32,6 +32,10 @@ from flowmx.scopes import Value, enter, leave
 
 _MOVES = frozenset({"store", "seed", "assign", "fill", "copy", "array"})
 """Operations without a computation."""
+
+
+Forward = tuple[str, Origin | None]
+"""An operator of the forward pass, and the line that called it."""
 
 
 class Watch:
@@ -78,10 +82,13 @@ class OutputCheck:
         steps_checked: whether the steps of the operation's graph were checked.
     """
 
-    def __init__(self, watch: Watch, name: str, origin: Origin | None, step: int, is_backward: bool) -> None:
+    def __init__(
+        self, watch: Watch, name: str, origin: Origin | None, step: int, is_backward: bool, forward: Forward | None
+    ) -> None:
         self.watch = watch
         self.steps_checked = False
-        self._name, self._origin, self._step, self._is_backward = name, origin, step, is_backward
+        self.is_backward, self.forward = is_backward, forward
+        self._name, self._origin, self._step = name, origin, step
 
     def around(self, op: Operation, proceed: Callable[[], object]) -> Any:
         """Run the operation, then check its outputs."""
@@ -102,8 +109,10 @@ class OutputCheck:
                 layer = self._origin[2] if self._origin is not None else None
                 place = describe(self._origin)
                 bad_inputs = tuple([f"input {at}" for at, value in enumerate(inputs) if not all_finite(np, value)])
+                name, called = (None, None) if self.forward is None else self.forward
+                forward = (name, None if called is None else describe(called))
                 self.watch.report(
-                    partial(self._finding, self._name, layer, self._is_backward, array, bad_inputs, place)
+                    partial(self._finding, self._name, layer, self.is_backward, array, bad_inputs, place, *forward)
                 )
                 return
 
@@ -114,12 +123,17 @@ class OutputCheck:
         """Check an output of a graph's step; ``bad_inputs`` names its inputs with NaN or infinities."""
         if self.watch.is_bad(output, inputs):
             layer = layer_of(node)
-            self.watch.report(partial(self._finding, operator, layer, is_backward, output, tuple(bad_inputs), place))
+            forward = (layer, place) if is_backward else (None, None)
+            self.watch.report(
+                partial(self._finding, operator, layer, is_backward, output, tuple(bad_inputs), place, *forward)
+            )
 
     def _finding(
-        self, operator: str, layer: str | None, is_backward: bool, array: Array, bad_inputs: tuple[str, ...], place: str
-    ) -> Finding:
-        return Finding(operator, layer, self._step, is_backward, *count_nonfinite(np, array), bad_inputs, place)
+        self, operator: str, layer: str | None, is_backward: bool, array: Array, bad_inputs: tuple[str, ...],
+        place: str, forward: str | None, forward_place: str | None,
+    ) -> Finding:  # fmt: skip
+        counts = count_nonfinite(np, array)
+        return Finding(operator, layer, self._step, is_backward, *counts, bad_inputs, place, forward, forward_place)
 
 
 def layer_of(node: str) -> str:
@@ -226,7 +240,12 @@ def _wrap(op: Operation) -> None:
     watch = _scope.get().value or (_global_watches[-1] if _global_watches else None)
     if watch is None or op.is_coroutine or op.name in _MOVES:
         return
-    check = OutputCheck(watch, op.name, op.origin, step_counter.current_step(), state.get().backward)
+    is_backward, forward, outer = state.get().backward, None, _local.check
+    if is_backward and (node := differentiated.get()) is not None:
+        forward = (node.name, node.origin)
+    elif outer is not None:  # user code in an operation, such as Custom
+        is_backward, forward = is_backward or outer.is_backward, outer.forward
+    check = OutputCheck(watch, op.name, op.origin, step_counter.current_step(), is_backward, forward)
     op.wrap(check.around)
 
 
