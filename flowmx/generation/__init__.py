@@ -13,14 +13,15 @@ if TYPE_CHECKING:
     from flowmx.generation.paged_decoder import PagedDecoder
     from flowmx.generation.results import Completion, Token, TokenLogprob, Usage
     from flowmx.generation.sampling import Sampling
+    from flowmx.generation.schemas import Schema, SchemaError
     from flowmx.generation.step_batch import StepBatch
     from flowmx.generation.template_budget import ChatTemplateError
     from flowmx.generation.tokenizer import Tokenizer
 
 __all__ = [
     "BeamSearchSampler", "BeamSearchScorer", "ChatTemplate", "ChatTemplateError", "Completion", "Generation",
-    "Generator", "PagedDecoder", "Sampling", "SequenceSampler", "StepBatch", "Token", "TokenLogprob", "Tokenizer",
-    "Usage", "is_text_model", "load",
+    "Generator", "PagedDecoder", "Sampling", "Schema", "SchemaError", "SequenceSampler", "StepBatch", "Token",
+    "TokenLogprob", "Tokenizer", "Usage", "is_text_model", "load",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy_attributes(
@@ -35,6 +36,8 @@ __getattr__, __dir__ = lazy_attributes(
         "Generator": "flowmx.generation.generator:Generator",
         "PagedDecoder": "flowmx.generation.paged_decoder:PagedDecoder",
         "Sampling": "flowmx.generation.sampling:Sampling",
+        "Schema": "flowmx.generation.schemas:Schema",
+        "SchemaError": "flowmx.generation.schemas:SchemaError",
         "SequenceSampler": "flowmx.generation.beam_search:SequenceSampler",
         "StepBatch": "flowmx.generation.step_batch:StepBatch",
         "Token": "flowmx.generation.results:Token",

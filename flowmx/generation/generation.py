@@ -14,6 +14,7 @@ from flowmx.generation.prompt_lookup import PromptLookup
 from flowmx.generation.results import Completion, Token, TokenLogprob, Usage
 from flowmx.generation.sampling import Choice, Sampler
 from flowmx.generation.scheduling import TokenSequence
+from flowmx.generation.schemas import Schema
 from flowmx.generation.stopping import StopStrings
 
 __all__ = ["Generation", "Request", "TextStream", "Vocabulary"]
@@ -79,6 +80,7 @@ class Request:
     ) -> None:  # fmt: skip
         self.sequence, self.sampler, self._ending = sequence, sampler, ending
         self._vocabulary, self._lookup, self._wake, self._loop = vocabulary, lookup, wake, loop
+        self._token_bytes: Callable[[int], bytes] | None = getattr(vocabulary, "token_bytes", None)
         self._stream = None if vocabulary is None else vocabulary.stream()
         self.tokens: list[Token] = []
         self.finish_reason: str | None = None
@@ -86,7 +88,7 @@ class Request:
         self.latest: float | None = None
         self._unread: deque[Token] = deque()
         self._error: BaseException | None = None
-        self._is_read = True
+        self._is_read, self._is_ready = True, True
         self._changed: set[asyncio.Future[None]] = set()
 
     # -- the generator's side --------------------------------------------------------------------------
@@ -98,9 +100,13 @@ class Request:
 
     def add(self, choice: Choice, version: int) -> None:
         """Add a token; afterwards the request may have ended."""
-        text, reason = self._text(choice.number)
-        top = tuple(TokenLogprob(number, self._name(number), logprob) for number, logprob in choice.top)
+        text, reason = self._text(choice)
+        top = tuple(
+            TokenLogprob(number, self._name(number), logprob, self._bytes(number)) for number, logprob in choice.top
+        )
         token = Token(choice.number, text, choice.logprob, top, version, reason)
+        if choice.logprob is not None:
+            token = token._replace(name=self._name(choice.number), bytes=self._bytes(choice.number))
         self.tokens.append(token)
         if self._is_read:
             self._unread.append(token)
@@ -122,20 +128,41 @@ class Request:
         room = self._ending.max_tokens - len(self.tokens) - 1
         return self._lookup.drafts(self.sequence.tokens)[: max(room, 0)]
 
-    def _text(self, number: int) -> tuple[str, str | None]:
+    def _text(self, choice: Choice) -> tuple[str, str | None]:
         """Return the text that a token completes, and why the generation ends with it, or None."""
         ending = self._ending
-        if number in ending.tokens:
+        if choice.number in ending.tokens:
             return ending.strings.flush(), "stop"
-        text = ending.strings.push("" if self._stream is None else self._stream.push(number))
+        text = ending.strings.push("" if self._stream is None else self._stream.push(choice.number))
         if ending.strings.is_reached:
             return text, "stop"
+        if choice.is_last:
+            return text + ending.strings.flush(), "stop"
         if len(self.tokens) + 1 >= ending.max_tokens:
             return text + ending.strings.flush(), "length"
         return text, None
 
     def _name(self, number: int) -> str:
         return "" if self._vocabulary is None else self._vocabulary.token_text(number)
+
+    def _bytes(self, number: int) -> bytes | None:
+        if self._token_bytes is None:
+            return None
+        try:
+            return self._token_bytes(number) or None
+        except TypeError:  # the tokenizer's decoder does not join bytes
+            return None
+
+    def hold(self) -> None:
+        """Keep the request out of steps until :meth:`begin`."""
+        self._is_ready = False
+        self._limit_unread()
+
+    def begin(self, schema: Schema) -> None:
+        """Allow the request to run, with texts that fit a schema."""
+        self.sampler.constraint = schema.begin()
+        self._is_ready = True
+        self._limit_unread()
 
     # -- the reader's side -----------------------------------------------------------------------------
 
@@ -176,7 +203,7 @@ class Request:
 
     def _limit_unread(self) -> None:
         """Pause the sequence while its reader is slow."""
-        paused = self._is_read and len(self._unread) >= _MAX_UNREAD
+        paused = not self._is_ready or (self._is_read and len(self._unread) >= _MAX_UNREAD)
         if self.sequence.paused and not paused:
             self.sequence.paused = False
             self._wake()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from flowmx import forks
 from flowmx.comm.metrics import Metrics
+from flowmx.comm.offload import submit
 from flowmx.errors import EngineError
 from flowmx.generation.generation import Ending, Generation, Request, Vocabulary
 from flowmx.generation.metrics import GeneratorMetrics
@@ -19,6 +20,7 @@ from flowmx.generation.pages import PagePool
 from flowmx.generation.prompt_lookup import PromptLookup
 from flowmx.generation.sampling import Choice, Floats, Sampler, Sampling
 from flowmx.generation.scheduling import Part, Scheduler, Step, TokenSequence
+from flowmx.generation.schemas import Schema, SchemaCompiler, requested_schema
 from flowmx.generation.step_batch import StepBatch
 from flowmx.generation.stopping import StopStrings
 from flowmx.ndarray import NDArray
@@ -119,16 +121,20 @@ class Generator:
         self._requests: dict[TokenSequence, Request] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._wakeup = asyncio.Event()
         self._swaps: list[tuple[Mapping[str, NDArray] | None, str, asyncio.Future[int]]] = []
         self._preemptions = 0
+        self._compiler: SchemaCompiler | None = None
+        self._compiling = asyncio.Lock()
         self._is_closed = False
         self._forks = forks.generation()
 
     def __call__(
         self, prompt: str | Sequence[int] | Messages, *, max_tokens: int | None = None,
         stop: str | Sequence[str] = (), priority: int = 0, tools: Sequence[Mapping[str, object]] | None = None,
-        ignore_end: bool = False, response_format: Mapping[str, object] | None = None, **sampling: Any,
+        ignore_end: bool = False, response_format: Mapping[str, object] | None = None,
+        schema: Mapping[str, object] | str | Schema | None = None, **sampling: Any,
     ) -> Generation:  # fmt: skip
         """Begin a generation, and return it; its tokens are computed by a task of the running event loop.
 
@@ -139,17 +145,23 @@ class Generator:
             priority: requests of a higher priority are computed first.
             tools: tools that the chat template describes to the model.
             ignore_end: generate also after the tokenizer's end tokens.
-            response_format: the format of the text; only ``{"type": "text"}`` is supported.
+            response_format: the format of the text as in OpenAI's API: ``{"type": "text"}``, ``{"type":
+                "json_object"}``, or ``{"type": "json_schema", "json_schema": {"schema": SCHEMA}}``.
+            schema: a JSON schema that the text fits if it ends with ``"stop"``: a mapping, JSON, or the result of
+                :meth:`compile`. It needs the package ``llguidance``. A schema that is not supported fails the
+                generation with a :class:`SchemaError`.
             **sampling: fields of :class:`Sampling`.
 
         Raises:
-            ValueError: a setting is out of range, or the prompt is empty, too long or not in the vocabulary.
+            ValueError: a setting is out of range, or the prompt is empty, too long or not in the vocabulary, or the
+                schema is not JSON or too long.
             TypeError: a setting has the wrong type, or the prompt needs a tokenizer or a template that is missing.
             Overloaded: there are too many unfinished requests.
             EngineError: the generator is closed, or runs on another event loop.
         """
-        if response_format is not None and response_format.get("type") != "text":
-            raise ValueError(f"response_format is {response_format!r}, expected {{'type': 'text'}}")
+        schema = requested_schema(schema, response_format)
+        if isinstance(schema, str):
+            schema = self._schemas().find(schema) or schema
         settings = Sampling(**sampling)
         tokens = self.tokens(prompt, tools)
         room = self.max_length - len(tokens)
@@ -170,9 +182,31 @@ class Generator:
         )  # fmt: skip
         self._scheduler.add(sequence)
         self._requests[sequence] = request
+        if isinstance(schema, Schema):
+            request.begin(schema)
+        elif schema is not None:
+            request.hold()
+            self._start(self._begin_with_schema(request, schema))
         self._counts.prompt_tokens.add(self.name, by=len(tokens))
         self._wake()
         return Generation(request)
+
+    async def compile(self, schema: Mapping[str, object] | str) -> Schema:
+        """Return a compiled JSON schema, to be passed as ``schema``. It is compiled on another thread.
+
+        Raises:
+            SchemaError: the schema is malformed, not supported or too large, or no text fits it.
+            TypeError: the tokenizer does not know the bytes of its tokens.
+            ImportError: ``llguidance`` is not installed.
+        """
+        source = requested_schema(schema, None)
+        assert isinstance(source, str)
+        compiler = self._schemas()
+        if (compiled := compiler.find(source)) is not None:
+            return compiled
+        self._enter_loop()
+        async with self._compiling:  # one at a time, so that many do not occupy all threads
+            return await submit(compiler.compile, source)
 
     async def swap(self, parameters: Mapping[str, NDArray] | None = None, policy: str = "step") -> int:
         """Replace weights between two steps; return their version.
@@ -256,6 +290,24 @@ class Generator:
             raise ValueError(f"the prompt has tokens from {tokens.min()} to {tokens.max()}, expected 0 to {limit - 1}")
         return [int(token) for token in tokens]
 
+    def _schemas(self) -> SchemaCompiler:
+        if self._compiler is None:
+            self._compiler = SchemaCompiler(self.tokenizer)
+        return self._compiler
+
+    async def _begin_with_schema(self, request: Request, source: str) -> None:
+        """Compile the schema of a request, and begin the request."""
+        try:
+            request.begin(await self.compile(source))
+        except Exception as error:  # schemas that are not supported, or a missing package
+            self._end(request, error)
+
+    def _start(self, work: Coroutine[object, object, None]) -> None:
+        """Start a task, and keep it until its end."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     def _enter_loop(self) -> None:
         """Start the task that computes steps, if it does not run."""
         if self._is_closed:
@@ -270,6 +322,8 @@ class Generator:
                 raise EngineError("the generator runs on another event loop: use it from one loop at a time")
             self._fail_all(EngineError("the event loop of the request has ended"))
         if self._task is None or self._task.done() or self._loop is not loop:
+            if self._loop is not loop:
+                self._compiling = asyncio.Lock()
             self._loop, self._wakeup = loop, asyncio.Event()
             self._task = loop.create_task(self._run(), name=f"flowmx-generator-{self.name}")
 
@@ -337,12 +391,16 @@ class Generator:
         except Exception as error:  # the model may raise anything; other requests go on
             self._recover(step, error)
             return
-        if rows.size > _LARGE:
+        if rows.size > _LARGE or any(self._has_constraint(part) for part in step.parts):
             results = await asyncio.to_thread(self._choose, step.parts, rows)
         else:
             results = self._choose(step.parts, rows)
         for part, result in zip(step.parts, results, strict=True):
             self._deliver(part, result, version)
+
+    def _has_constraint(self, part: Part) -> bool:
+        request = self._requests.get(part.sequence)
+        return request is not None and request.sampler.constraint is not None
 
     def _recover(self, step: Step, error: Exception) -> None:
         """Fail the requests of a step; the others are computed again, because the cache may be damaged."""

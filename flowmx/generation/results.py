@@ -8,11 +8,19 @@ __all__ = ["Completion", "Token", "TokenLogprob", "Usage"]
 
 
 class TokenLogprob(NamedTuple):
-    """A token and the logarithm of its probability."""
+    """A token and the logarithm of its probability.
+
+    Attributes:
+        number: its number in the vocabulary.
+        text: its text; parts of a character are replacement characters.
+        logprob: the logarithm of its probability.
+        bytes: what it adds to a text in UTF-8; None for a control token, or if the tokenizer does not know it.
+    """
 
     number: int
     text: str
     logprob: float
+    bytes: bytes | None = None
 
 
 class Token(NamedTuple):
@@ -25,6 +33,8 @@ class Token(NamedTuple):
         top_logprobs: the most probable tokens at its position, as many as were requested.
         version: the version of the weights that computed it.
         finish_reason: ``"stop"`` or ``"length"`` for the last token, else None.
+        name: its text as that of one token, as in :class:`TokenLogprob`; only with log-probabilities.
+        bytes: what it adds to a text in UTF-8, as in :class:`TokenLogprob`; only with log-probabilities.
     """
 
     number: int
@@ -33,6 +43,8 @@ class Token(NamedTuple):
     top_logprobs: tuple[TokenLogprob, ...] = ()
     version: int = 0
     finish_reason: str | None = None
+    name: str = ""
+    bytes: bytes | None = None
 
 
 class Usage(NamedTuple):

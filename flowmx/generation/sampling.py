@@ -10,12 +10,12 @@ import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray as HostArray
 
-__all__ = ["Choice", "Sampler", "Sampling"]
+__all__ = ["Choice", "Constraint", "Sampler", "Sampling"]
 
 Floats = HostArray[np.float32]
 _MAX_TOP = 128
@@ -95,11 +95,23 @@ class Choice(NamedTuple):
         number: its number in the vocabulary.
         logprob: the logarithm of its probability, if log-probabilities were requested.
         top: the numbers and log-probabilities of the most probable tokens, as many as were requested.
+        is_last: whether nothing may follow it.
     """
 
     number: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    is_last: bool = False
+
+
+class Constraint(Protocol):
+    """Restricts the tokens of one request; see :class:`flowmx.generation.schemas.SchemaState`."""
+
+    def allowed(self, text: Sequence[int], count: int) -> HostArray[np.bool_]:
+        """Return whether each of so many tokens may follow a text."""
+
+    def completes(self, number: int) -> bool:
+        """Add a token to the text of the last call of :meth:`allowed`; return whether nothing may follow."""
 
 
 class Sampler:
@@ -111,10 +123,12 @@ class Sampler:
 
     Attributes:
         seed: the seed, which is random if the settings have none.
+        constraint: restricts the tokens, or None.
     """
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int] = ()) -> None:
         self._sampling, self._prompt = sampling, prompt
+        self.constraint: Constraint | None = None
         self.seed = (secrets.randbits(63) if sampling.seed is None else int(sampling.seed)) % _SEEDS
         self._has_penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty) != (
             1.0, 0.0, 0.0,
@@ -129,13 +143,19 @@ class Sampler:
 
         Raises:
             ValueError: the logits are NaN, or no token is possible.
+            SchemaError: no token fits the schema, or it takes too much work to find one.
         """
         scores = self._adjusted(logits, text)
+        if self.constraint is not None:
+            scores = np.where(self.constraint.allowed(text, len(logits)), scores, np.float32(-np.inf))
         best = int(np.argmax(scores))
         if not np.isfinite(scores[best]):
             raise ValueError(f"the highest logit is {scores[best]}, expected finite logits of at least one token")
         number = best if self._sampling.temperature == 0 else self._draw(scores, float(scores[best]), len(text))
-        return self._with_logprobs(logits, number)
+        choice = self._with_logprobs(logits, number)
+        if self.constraint is not None and self.constraint.completes(number):
+            return choice._replace(is_last=True)
+        return choice
 
     def _adjusted(self, logits: Floats, text: Sequence[int]) -> Floats:
         """Return the logits with penalties and biases."""
@@ -177,7 +197,9 @@ class Sampler:
             weights_left = np.sort(weights[weights >= threshold])[::-1]
             sums = np.cumsum(weights_left, dtype=np.float64)
             threshold = weights_left[min(int(np.searchsorted(sums, sampling.top_p * sums[-1])), len(weights_left) - 1)]
-        return np.flatnonzero(weights >= threshold) if threshold > 0 else None
+        if threshold > 0:
+            return np.flatnonzero(weights >= threshold)
+        return None if self.constraint is None else np.flatnonzero(weights)
 
     def _with_logprobs(self, logits: Floats, number: int) -> Choice:
         count = self._sampling.logprobs

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from flowmx.generation.byte_table import ByteTable
 from flowmx.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Tokenizer:
         self.end_tokens = frozenset([*end_tokens, *([] if eos is None else [eos])])
         self._prefix, self._suffix = list(prefix), list(suffix)
         self.chat_template: str | None = None
+        self._bytes: ByteTable | None = None
 
     @classmethod
     def from_json(cls, path: str | Path) -> Self:
@@ -187,6 +189,18 @@ class Tokenizer:
         """
         self._check(number)
         return str(self._backend.decode([number], skip_special_tokens=False))
+
+    def token_bytes(self, number: int) -> bytes:
+        """Return what one token adds to a text in UTF-8; empty for control tokens.
+
+        Raises:
+            IndexError: the token is not in the vocabulary.
+            TypeError: the tokenizer's decoder does not join the bytes of tokens.
+        """
+        self._check(number)
+        if self._bytes is None:
+            self._bytes = ByteTable(self._backend)
+        return self._bytes.find(number)
 
     def _check(self, token: int) -> None:
         if not 0 <= token < self.size:

@@ -261,7 +261,8 @@ async def test_requests_that_are_refused():
             ([1], {"max_tokens": 0}, ValueError, "max_tokens is 0"),
             ([1], {"temprature": 1}, TypeError, "temprature"),
             ([1], {"stop": [""]}, ValueError, "empty string"),
-            ([1], {"response_format": {"type": "json_object"}}, ValueError, "response_format"),
+            ([1], {"response_format": {"type": "json_object"}}, TypeError, "no tokenizer, but a schema needs"),
+            ([1], {"response_format": {"type": "xml"}}, ValueError, "response_format"),
         ]:
             with pytest.raises(error, match=message):
                 generator(prompt, **options)

@@ -101,6 +101,22 @@ def test_sentence_pieces_join_the_best_pairs_and_fall_back_to_bytes():
     assert [texts[token] for token in without.encode("hello")] == ["he", "llo"]
 
 
+def test_the_bytes_of_tokens(backend):
+    tokenizer = Tokenizer.from_gguf(metadata_of(backend))
+    for text in TEXTS:
+        content = b"".join(map(tokenizer.token_bytes, tokenizer.encode(text)))
+        assert content == text.replace("<|end|>", "").encode()
+    pieces = Tokenizer.from_gguf(sentence_pieces())
+    content = [pieces.token_bytes(token) for token in pieces.encode("hello é")]
+    assert content == [b"", b" hello", b" ", b"\xc3", b"\xa9"]
+    with pytest.raises(IndexError, match="in the vocabulary"):
+        pieces.token_bytes(-1)
+    words = tokenizers.Tokenizer(tokenizers.models.WordPiece({"a": 0, "##b": 1}))
+    words.decoder = tokenizers.decoders.WordPiece()
+    with pytest.raises(TypeError, match="the decoder of the tokenizer is WordPiece"):
+        Tokenizer(words).token_bytes(0)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

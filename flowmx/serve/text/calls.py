@@ -11,7 +11,7 @@ from flowmx.comm.admission import AdmittedRequest
 from flowmx.comm.limits import Limits
 from flowmx.comm.logs import requests_log
 from flowmx.comm.offload import offload
-from flowmx.generation import Generation, Token
+from flowmx.generation import Generation, SchemaError, Token
 from flowmx.serve.bodies import receive_body, too_large, unavailable
 from flowmx.serve.errors import Overloaded, Unavailable
 from flowmx.serve.replies import Reply, Stream, json_reply
@@ -56,6 +56,7 @@ class TextCall(NamedTuple):
         """Return the reply; cancelling ends the generation at its next step."""
         try:
             request = await offload(_COST * len(body), self.parse, body)
+            request = await self._with_schema(request)
             generations = await self._begin(request, len(body))
         except (Overloaded, Unavailable) as error:
             headers = unavailable(error).reply.headers
@@ -64,6 +65,8 @@ class TextCall(NamedTuple):
             return error_reply(error.status, str(error), error.field)
         except (ValueError, TypeError) as error:  # the generator's checks of the prompt and the settings
             return error_reply(400, str(error))
+        except ImportError as error:  # llguidance is not installed
+            return error_reply(501, str(error), "response_format")
         head = ReplyHead.create(request.model, request.is_chat)
         if request.is_streamed:
             return Stream(_events(head, request, generations))
@@ -74,6 +77,17 @@ class TextCall(NamedTuple):
         finally:
             _cancel(generations)
         return json_reply(200, head.whole(completions, _prefixes(request)))
+
+    async def _with_schema(self, request: TextRequest) -> TextRequest:
+        """Return the request with a compiled schema, if it has one."""
+        schema = request.settings.get("schema")
+        if not isinstance(schema, str):
+            return request
+        try:
+            compiled = await self.generators.find(request.model).compile(schema)
+        except (SchemaError, TypeError) as error:
+            raise BadRequest(str(error), "response_format") from None
+        return request._replace(settings={**request.settings, "schema": compiled})
 
     async def _begin(self, request: TextRequest, size: int) -> list[Generation]:
         """Begin the generation of each choice of each prompt; if one is refused, cancel the others."""
@@ -98,6 +112,8 @@ class TextCall(NamedTuple):
             error = Unavailable(f"{model} has stopped")
         if isinstance(error, (Overloaded, Unavailable)):
             return error_reply(503, str(error), headers=unavailable(error).reply.headers)
+        if isinstance(error, SchemaError):
+            return error_reply(400, str(error), "response_format")
         requests_log.error("generating text with %s failed", model, exc_info=error)
         return error_reply(500, f"the model failed: {type(error).__name__}")
 
@@ -126,6 +142,8 @@ async def _events(
         if request.has_usage:
             yield event(head.usage(usage([await generation for generation in generations])))
         yield DONE
+    except SchemaError as error:
+        yield event(error_value(400, str(error), "response_format"))
     except Exception as error:  # the model may raise anything, and the status has been sent
         requests_log.error("generating text with %s failed", request.model, exc_info=error)
         yield event(error_value(500, f"the model failed: {type(error).__name__}"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
+from flowmx.generation import Schema
+from flowmx.generation.schemas import requested_schema
 from flowmx.serve.text.errors import BadRequest
 from flowmx.serve.text.fields import Fields, is_texts, is_tokens
 
@@ -38,7 +40,7 @@ class Settings(TypedDict, total=False):
     stop: Sequence[str]
     logprobs: int
     priority: int
-    response_format: Mapping[str, object]
+    schema: str | Schema
     tools: Sequence[Mapping[str, object]]
 
 
@@ -157,9 +159,17 @@ def _settings(fields: Fields) -> Settings:
         settings["stop"] = stops
     if (bias := fields.mapping("logit_bias")) is not None:
         settings["logit_bias"] = _logit_bias(fields, bias)
-    if (form := fields.mapping("response_format")) is not None and form.get("type") != "text":
-        settings["response_format"] = form
+    if (schema := _schema(fields.mapping("response_format"))) is not None:
+        settings["schema"] = schema
     return settings
+
+
+def _schema(response_format: Mapping[str, object] | None) -> str | Schema | None:
+    """Return the schema of a format, or None."""
+    try:
+        return requested_schema(None, response_format)
+    except ValueError as error:
+        raise BadRequest(str(error), "response_format") from None
 
 
 def _logit_bias(fields: Fields, values: Mapping[str, object]) -> dict[int, float]:

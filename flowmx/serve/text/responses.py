@@ -129,9 +129,9 @@ def usage(completions: Sequence[Completion]) -> Value:
 
 
 def _chat_logprob(token: Token) -> Value:
-    top = [_token_logprob(each.text, each.logprob) for each in token.top_logprobs]
-    return {**_token_logprob(token.text, token.logprob), "top_logprobs": top}
+    top = [_token_logprob(each.text, each.logprob, each.bytes) for each in token.top_logprobs]
+    return {**_token_logprob(token.name, token.logprob, token.bytes), "top_logprobs": top}
 
 
-def _token_logprob(text: str, logprob: float | None) -> Value:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+def _token_logprob(text: str, logprob: float | None, content: bytes | None) -> Value:
+    return {"token": text, "logprob": logprob, "bytes": None if content is None else list(content)}

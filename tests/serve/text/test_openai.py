@@ -5,17 +5,26 @@ import json
 
 import pytest
 
-from flowmx.generation import Generator
+import flowmx as mx
+from flowmx.generation import Generator, Tokenizer
 from flowmx.serve import app
 from flowmx.serve.replies import Stream
 from flowmx.serve.streams import SlowReader, send
 from tests.generation.test_generator import Scripted, Words
+from tests.generation.test_tokenizer import trained
 from tests.serve.test_http import JSON, Client, Gateway, carried, doubling  # noqa: F401 (a fixture)
 
 
 class Template:
     def render(self, messages, add_generation_prompt=True, tools=None):
         return "".join(message["content"] for message in messages)
+
+
+class Uniform(Scripted):
+    """A decoder whose tokens are equally probable."""
+
+    def step(self, batch):
+        return mx.nd.zeros((len(batch.rows), 400))
 
 
 def counting(decoder=None, **options):
@@ -111,7 +120,8 @@ async def test_models_and_the_chat_page(carried):  # noqa: F811
         (chat(model="huge"), 404, "model", "there is no model 'huge', expected one of tiny"),
         (chat(temperature=-1), 400, None, "temperature is -1"),
         (chat("7" * 300), 400, None, "the prompt has 300 tokens, expected at most 239"),
-        (chat(response_format={"type": "json_object"}), 400, None, "response_format"),
+        (chat(response_format={"type": "json_object"}), 400, "response_format", "token_bytes"),
+        (chat(response_format={"type": "xml"}), 400, "response_format", "expected the type text, json_object"),
         (chat(messages="hello"), 400, "messages", "expected a list of messages"),
     ],
 )
@@ -123,6 +133,29 @@ async def test_errors_name_the_field(carried, body, status, field, message, stre
         answer, reply = await ask(client, "chat/completions", body)
         assert (answer, reply["error"]["param"]) == (status, field)
         assert message in reply["error"]["message"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_chats_in_a_json_format(carried, streamed):  # noqa: F811
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    schema["additionalProperties"] = False
+    form = {"type": "json_schema", "json_schema": {"name": "count", "strict": True, "schema": schema}}
+    async with carried(Generator(Uniform(pages=60), Tokenizer(trained(), eos=1), Template(), name="tiny")) as client:
+        body = chat(response_format=form, seed=0, stream=streamed, logprobs=True, max_tokens=100)
+        if streamed:
+            choices = [part["choices"][0] for part in await stream(client, "chat/completions", body)]
+            text = "".join(choice["delta"].get("content", "") for choice in choices)
+            logprobs = [each for choice in choices[1:] for each in choice["logprobs"]["content"]]
+        else:
+            choices = (await ask(client, "chat/completions", body))[1]["choices"]
+            text, logprobs = choices[0]["message"]["content"], choices[0]["logprobs"]["content"]
+        assert choices[-1]["finish_reason"] == "stop"
+        assert list(json.loads(text)) == ["n"]
+        assert b"".join(bytes(each["bytes"] or []) for each in logprobs) == text.encode()
+        form["json_schema"]["schema"] = {"type": "array", "uniqueItems": True}
+        status, reply = await ask(client, "chat/completions", chat(response_format=form, stream=streamed))
+        assert (status, reply["error"]["param"]) == (400, "response_format")
+        assert "uniqueItems" in reply["error"]["message"]
 
 
 async def test_a_full_generator_and_a_failing_model(carried):  # noqa: F811
