@@ -41,6 +41,7 @@ class _ForkHooks(NamedTuple):
 _exit_functions: list[Callable[[], object]] = []
 _fork_hooks: list[_ForkHooks] = []
 _install_functions: list[Callable[[], object]] = []
+_uninstall_functions: list[Callable[[], object]] = []
 _excepthook: _ExceptHook | None = None
 _previous_excepthook: _ExceptHook = sys.excepthook
 _lock = threading.Lock()
@@ -79,9 +80,11 @@ def at_fork(
     _fork_hooks.append(_ForkHooks(before, after_in_parent, after_in_child))
 
 
-def at_install(function: Callable[[], object]) -> None:
-    """Call a function when the hooks are installed; immediately if they already are."""
+def at_install(function: Callable[[], object], undo: Callable[[], object] | None = None) -> None:
+    """Call a function when the hooks are installed, immediately if they already are; `undo` when they are removed."""
     _install_functions.append(function)
+    if undo is not None:
+        _uninstall_functions.append(undo)
     if _installed:
         function()
 
@@ -140,6 +143,8 @@ def uninstall() -> None:
         atexit.unregister(_run_exit_functions)
         if sys.excepthook is _show:
             sys.excepthook = _previous_excepthook
+    for undo in _uninstall_functions:
+        undo()
 
 
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

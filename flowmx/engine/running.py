@@ -165,6 +165,14 @@ class Runner:
         for waiter in waiters:
             waiter()
 
+    def is_busy(self) -> bool:
+        """Return whether the calling thread runs an operation other than user code, or changes the engine's state."""
+        lock: Any = self.books.lock
+        if lock._is_owned():
+            return True
+        op = None if self.local.turn is None else self.local.turn.op
+        return op is not None and bool(op.began) and not op.runs_user_code and not op.waits_inside
+
     # -- at the push -----------------------------------------------------------------------------------
 
     def run_at_push(self, op: Operation) -> None:

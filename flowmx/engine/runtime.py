@@ -5,6 +5,7 @@ Its parts can be read one by one; each knows only those above it in this table:
 =============  =======================================================================================
 ``books``      pending operations, failures, waiters; the scheduler
 ``running``    runs operations, on threads and as coroutines, and completes them
+``interrupts`` delays Ctrl-C while the main thread runs an operation
 ``waiting``    blocks and awaits
 ``hosting``    the event loops and threads of actors
 ``pushing``    accepts operations, and cancels them
@@ -25,6 +26,7 @@ from flowmx.engine.bookkeeping import Books
 from flowmx.engine.ending import Lifecycle
 from flowmx.engine.failure import Failure
 from flowmx.engine.hosting import Host
+from flowmx.engine.interrupts import InterruptHandler
 from flowmx.engine.pushing import Pusher
 from flowmx.engine.running import Runner
 from flowmx.engine.waiting import Waiter
@@ -47,6 +49,8 @@ class Engine:
         self.hosting = hosting = Host(books, runner, self)
         self.pushing = pushing = Pusher(books, runner, waiting, hosting)
         self.ending = ending = Lifecycle(books, runner, hosting, pushing)
+        interrupts = InterruptHandler(runner.is_busy)
+        process_hooks.at_install(interrupts.install, interrupts.uninstall)
         self.config = settings.Settings()
         self.settings_listeners: list[Callable[[settings.Settings], None]] = []
         waiting.loop_thread, waiting.is_actor_thread = lambda: hosting.loop_thread, hosting.is_actor_thread

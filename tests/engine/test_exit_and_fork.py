@@ -10,9 +10,6 @@ import functools
 import os
 import random
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +24,7 @@ from flowmx.engine import State, pushing
 from flowmx.engine.scheduler import Operation
 from flowmx.errors import EngineError, OperationCancelled
 from tests.interruptions import strike
+from tests.python_processes import finish, run, start
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="written for systems with fork and signals"),
@@ -34,44 +32,6 @@ pytestmark = [
 ]
 
 KINDS = ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"]
-TIMEOUT = 40
-PRELUDE = """
-import asyncio, os, random, signal, sys, threading, time
-import flowmx as mx
-rng = random.Random({seed})
-"""
-
-
-def start(script, seed=0, **environ):
-    """Start a Python process for a script: a new interpreter, or a warm one for scripts that run many times."""
-    code = PRELUDE.format(seed=seed) + textwrap.dedent(script)
-    names = {f"FLOWMX_{name.upper()}": str(value) for name, value in environ.items()}
-    # From 3.12 on Python itself warns of any fork in a process with threads.
-    quiet = "ignore:This process:DeprecationWarning"
-    return subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", "-W", quiet, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **names},
-    )
-
-
-def finish(process):
-    """Return its exit code, output and errors; a process that hangs prints its stacks and fails the test."""
-    try:
-        out, err = process.communicate(timeout=TIMEOUT)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGABRT)  # faulthandler prints every thread's stack
-        out, err = process.communicate()
-        pytest.fail(f"it hangs: {process.args[-1]}\n{out}\n{err}")
-    return process.returncode, out, err
-
-
-def run(script, seed=0, **environ):
-    return finish(start(script, seed, **environ))
 
 
 def run_all(jobs):
