@@ -116,6 +116,15 @@ class Histogram(Metric):
             counts[bisect_left(self.bounds, value)] += 1
             self._sums[labels] = self._sums.get(labels, 0.0) + value
 
+    def observe_all(self, values: Iterable[float], *labels: str) -> None:
+        """Count several values."""
+        with self._lock:
+            counts, total = self._counts.setdefault(self._check(labels), [0] * (len(self.bounds) + 1)), 0.0
+            for value in values:
+                counts[bisect_left(self.bounds, value)] += 1
+                total += value
+            self._sums[labels] = self._sums.get(labels, 0.0) + total
+
     def counts(self, *labels: str) -> list[int]:
         """Return the number of values in each bucket, not cumulative; the last bucket is above all bounds."""
         return list(self._counts.get(labels, ()))

@@ -12,13 +12,15 @@ from flowmx.serve.access import Access
 from flowmx.serve.aiohttp_app import app, run
 from flowmx.serve.asgi_app import asgi
 from flowmx.serve.budget import Budget
-from flowmx.serve.errors import InvalidInput, Overloaded, Unavailable
+from flowmx.serve.errors import InvalidInput, Overloaded, SessionClosed, Unavailable
 from flowmx.serve.inputs import Input
 from flowmx.serve.mms import Handler
 from flowmx.serve.predictor import Predictor
 from flowmx.serve.repository import Repository
+from flowmx.serve.sessions.session import Session
+from flowmx.serve.sessions.states import State
 
 __all__ = [
-    "Access", "Budget", "Handler", "Input", "InvalidInput", "Overloaded", "Predictor", "Repository", "Unavailable",
-    "app", "asgi", "run",
+    "Access", "Budget", "Handler", "Input", "InvalidInput", "Overloaded", "Predictor", "Repository", "Session",
+    "SessionClosed", "State", "Unavailable", "app", "asgi", "run",
 ]  # fmt: skip

@@ -67,6 +67,11 @@ class Job:
         self.results: dict[int, Any] = {}
         self.outputs: list[Any] = []
 
+    @property
+    def row_count(self) -> int:
+        """The number of its rows."""
+        return self.rows.rows
+
 
 class Piece(NamedTuple):
     """The rows ``start:stop`` of a job, which are in one batch."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flowmx.errors import MXNetError, Overloaded
 
-__all__ = ["InvalidInput", "Overloaded", "Unavailable"]
+__all__ = ["InvalidInput", "Overloaded", "SessionClosed", "Unavailable"]
 
 
 class InvalidInput(MXNetError, ValueError):
@@ -13,3 +13,7 @@ class InvalidInput(MXNetError, ValueError):
 
 class Unavailable(MXNetError):
     """The predictor accepts no requests: it is draining, or its model failed to warm up."""
+
+
+class SessionClosed(MXNetError):
+    """A call of a session that is closed; the message names the session and the reason."""

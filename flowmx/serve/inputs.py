@@ -114,6 +114,11 @@ class Inputs:
         shapes = tuple(self._padded(spec, array.shape[1:]) for spec, array in zip(self.specs, batch, strict=True))
         return Rows(batch, count or 1, count is None, shapes)
 
+    @property
+    def takes_any_values(self) -> bool:
+        """Whether an array of the right shape and dtype is valid whatever its values, and there is one input."""
+        return len(self.specs) == 1 and not self.finite
+
     def row_lengths(self, rows: Rows) -> list[int]:
         """Return the lengths of the variable axes of an input."""
         return [rows.arrays[axis.input].shape[1 + axis.axis] for axis in self.axes]

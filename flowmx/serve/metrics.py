@@ -32,6 +32,13 @@ class Instruments:
         self.queued = metrics.gauge("flowmx_serve_queued_rows", "Rows in the queue.", ["model"])
         self.pending = metrics.gauge("flowmx_serve_requests_under_way", "Requests queued or running.", ["model"])
         self.version = metrics.gauge("flowmx_serve_model_version", "Number of times the model was swapped.", ["model"])
+        self.sessions = metrics.gauge("flowmx_serve_sessions", "Open sessions.", ["model"])
+        self.session_bytes = metrics.gauge(
+            "flowmx_serve_session_bytes", "Bytes of states and waiting inputs of sessions.", ["model"]
+        )
+        self.closed_sessions = metrics.counter(
+            "flowmx_serve_closed_sessions_total", "Sessions that were closed, by reason.", ["model", "reason"]
+        )
         self.handler_counts = metrics.counter(
             "flowmx_serve_handler_total", "Counters that a handler of MMS adds to.", ["model", "name"]
         )

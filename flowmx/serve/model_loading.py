@@ -45,8 +45,9 @@ class Source(NamedTuple):
 
 
 def load(
-    model: object, shape: object = None, dtype: object = None, params: object = None, epoch: int | None = None
-) -> Source:
+    model: object, shape: object = None, dtype: object = None, params: object = None, epoch: int | None = None,
+    constants: Mapping[str, object] | None = None, axes: Mapping[str, int] | None = None,
+) -> Source:  # fmt: skip
     """Load a model.
 
     Args:
@@ -56,12 +57,16 @@ def load(
         dtype: dtype of the inputs, or a dict by name (default float32).
         params: parameters of a symbol: arrays by name (prefixes ``arg:`` and ``aux:`` are removed), or a file.
         epoch: epoch of the checkpoint (default: the latest).
+        constants: the content of inputs of an ONNX file that are always the same, by name.
+        axes: for an ONNX file, the position of the batch axis of inputs where it is not in front, by name.
 
     Raises:
         TypeError: ``model`` is something else.
-        ValueError: the inputs or parameters are unknown.
+        ValueError: the inputs, constants or parameters are unknown.
         OSError: a file is missing or cannot be read.
     """
+    if constants and Path(str(model)).suffix != ".onnx":
+        raise ValueError(f"constants are {', '.join(constants)}, expected none: they are for ONNX files")
     if isinstance(model, Block):
         return Source(_hybridized(model), _inputs(shape, dtype, ["data"]))
     if isinstance(model, Symbol):
@@ -73,12 +78,12 @@ def load(
             f"the model is a {type(model).__name__}, expected a Gluon block, a symbol (with params=...), the prefix of "
             "a checkpoint, a folder, or an ONNX file"
         )
+    if Path(model).suffix == ".onnx":
+        return _of_onnx(Path(model), shape, dtype, constants, axes)
     return _of_path(Path(model), shape, dtype, epoch)
 
 
 def _of_path(path: Path, shape: object, dtype: object, epoch: int | None) -> Source:
-    if path.suffix == ".onnx":
-        return _of_onnx(path, shape, dtype)
     if path.is_dir():
         if huggingface.is_model(path):
             symbol, arrays = huggingface.as_symbol(path, shape if isinstance(shape, Mapping) else None)
@@ -136,20 +141,47 @@ def _params(source: Any) -> dict[str, Any]:
     return {name.removeprefix("arg:").removeprefix("aux:"): array for name, array in source.items()}
 
 
-def _of_onnx(path: Path, shape: object, dtype: object) -> Source:
+def _of_onnx(
+    path: Path, shape: object, dtype: object, constants: Mapping[str, object] | None = None,
+    axes: Mapping[str, int] | None = None,
+) -> Source:  # fmt: skip
     from flowmx.contrib.onnx import ONNXError, get_model_metadata, import_model, import_to_gluon
 
     metadata = get_model_metadata(path)
+    declared = [(name, sizes) for name, sizes in metadata["input_tensor_data"] if name not in (constants or {})]
     if shape is None:
-        shape = {name: tuple(size or None for size in sizes[1:]) for name, sizes in metadata["input_tensor_data"]}
+        shape = {name: tuple(size or None for size in sizes[1:]) for name, sizes in declared}
+    input_shapes = None if axes is None else _input_shapes(shape, axes)
     try:
-        symbol, arguments, auxiliary = import_model(path)
+        symbol, arguments, auxiliary = import_model(path, input_shapes=input_shapes, constants=constants)
     except ONNXError:  # no single graph computes all shapes, or this raises the same error
-        block = import_to_gluon(path)
-        names = [name for name, _ in metadata["input_tensor_data"]]
+        block: Block = import_to_gluon(path, constants=constants)
+        names = [name for name, _ in declared]
+        inputs = _inputs(shape, dtype, names)
+        order = [spec.name for spec in inputs]
+        if order != names and set(order) == set(names):
+            block = _Reordered(_hybridized(block), [order.index(name) for name in names])
         outputs = tuple(name for name, _ in metadata["output_tensor_data"])
-        return Source(_hybridized(block), _inputs(shape, dtype, names), outputs=outputs)
+        return Source(_hybridized(block), inputs, outputs=outputs)
     return _of_symbol(symbol, {**arguments, **auxiliary}, shape, dtype)
+
+
+def _input_shapes(shape: object, axes: Mapping[str, int]) -> dict[str, tuple[int | str | None, ...]]:
+    """Return the shapes of the inputs with their batch axes, all of the same length."""
+    shapes = {name: tuple(sizes) for name, sizes in shape.items()} if isinstance(shape, Mapping) else {}
+    places = {name: axes.get(name, 0) for name in shapes}
+    return {name: (*sizes[: places[name]], "batch", *sizes[places[name] :]) for name, sizes in shapes.items()}
+
+
+class _Reordered(Block):
+    """A block with its arguments in another order."""
+
+    def __init__(self, block: Block, places: Sequence[int]) -> None:
+        super().__init__(prefix="")
+        self.block, self._places = block, tuple(places)
+
+    def forward(self, *args: Any) -> Any:
+        return self.block(*[args[place] for place in self._places])
 
 
 def _of_symbol(symbol: Symbol, params: Mapping[str, Any], shape: Any, dtype: Any) -> Source:

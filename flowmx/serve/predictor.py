@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -29,6 +29,7 @@ from flowmx.serve.budget import Budget
 from flowmx.serve.compiled_model import Model
 from flowmx.serve.errors import InvalidInput, Overloaded, Unavailable
 from flowmx.serve.hooks import Decode, Encode, Hooks, check_hook
+from flowmx.serve.host_arrays import on_host
 from flowmx.serve.images import ImageReader, ImageTransform
 from flowmx.serve.inputs import Array, Input, Inputs, Rows, Shapes
 from flowmx.serve.mms import HANDLER_HOOKS, Handler, HandlerModel, Requests
@@ -36,6 +37,11 @@ from flowmx.serve.model_archives import is_archive
 from flowmx.serve.model_loading import load
 from flowmx.serve.replies import Refusal, Reply
 from flowmx.serve.runner import Computation, Runner
+from flowmx.serve.sessions.core import SessionLimits
+from flowmx.serve.sessions.runner import SessionRunner
+from flowmx.serve.sessions.session import Session
+from flowmx.serve.sessions.stateful_loading import States, load_stateful
+from flowmx.serve.sessions.stateful_model import StatefulModel
 from flowmx.serve.tracing import tracing
 
 __all__ = ["Predictor"]
@@ -78,6 +84,14 @@ class Predictor:
             the input's size), ``mean`` and ``std`` for values from 0 to 1, and ``max_pixels``.
         budget: computing time that it shares with other predictors.
         weight: its part of that time, relative to the weights of the others.
+        states: the states of a model for sessions (see :meth:`session`). A Gluon block is called as
+            ``block(x, *states)`` and returns ``(y, *next_states)``: pass a list, or a dict by name, of their shapes or
+            :class:`State`, or True for a recurrent cell or layer. For an ONNX file, pass a dict of the outputs with the
+            next values by input, or True if their names tell; for a symbol, a dict of :class:`State`.
+        sessions: limits on sessions: a dict of ``sessions`` (maximum number, 16384), ``nbytes`` (maximum size of all
+            states and waiting inputs, 1 GiB), ``calls`` (maximum number of unfinished calls of a session, 64) and
+            ``idle`` (seconds without a call after which a session is closed, 300).
+        constants: the content of inputs of an ONNX file that are always the same, by name.
         queue: the former name of ``max_queue``.
 
     Raises:
@@ -97,7 +111,8 @@ class Predictor:
         ctx: Context | None = None,
         name: str = "model", metrics: Metrics | None = None, decode: Decode | None = None,
         encode: Encode | None = None, image: ImageTransform | bool | None = None, budget: Budget | None = None,
-        weight: float = 1.0, queue: int | None = None,
+        weight: float = 1.0, states: States = False, sessions: Mapping[str, float] | None = None,
+        constants: Mapping[str, Any] | None = None, queue: int | None = None,
     ) -> None:  # fmt: skip
         if queue is not None:
             warn_renamed("queue=", "max_queue=")
@@ -116,7 +131,9 @@ class Predictor:
             )
         self.name = name
         self._instruments = serve_metrics.SHARED if metrics is None else serve_metrics.Instruments(metrics)
-        self._options = _ModelOptions(shape, dtype, lengths, limit, finite, cpu() if ctx is None else ctx, sizes[-1])
+        self._options = _ModelOptions(
+            shape, dtype, lengths, limit, finite, cpu() if ctx is None else ctx, sizes[-1], states, constants
+        )
         computation = self._load(model, params, epoch, 0)
         transform = {} if image is True else None if image is False else image
         reader = None if transform is None else ImageReader(computation.inputs.specs, transform)
@@ -125,8 +142,11 @@ class Predictor:
             computation, Queue(limit), Pace(sizes, max_latency), self._instruments, name,
             1 if is_handler else settings.get().cpu_worker_nthreads, tracing(), _turns(budget, weight),
         )  # fmt: skip
+        self._sessions = _session_runner(self._runner, sessions)
         self._swapping = forks.lock()
         weakref.finalize(self, self._runner.stop)
+        if self._sessions is not None:
+            weakref.finalize(self, self._sessions.stop)
         weakref.finalize(self, flight_report.register(self._runner))
 
     # -- predictions -----------------------------------------------------------------------------------
@@ -149,7 +169,7 @@ class Predictor:
             Overloaded: the queue is full.
             Unavailable: the predictor is draining.
         """
-        result: npt.NDArray[Any] = await self.predict(self.read(await _on_host(x)))
+        result: npt.NDArray[Any] = await self.predict(self.read(await on_host(x)))
         return result
 
     def read(self, x: Any) -> Rows:
@@ -176,7 +196,7 @@ class Predictor:
         Raises:
             InvalidInput: ``x`` does not match the model.
         """
-        return await offload(LARGE, self.read, await _on_host(x))
+        return await offload(LARGE, self.read, await on_host(x))
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
@@ -268,6 +288,38 @@ class Predictor:
         self._instruments.queued.set(self._runner.queue.rows, self.name)
         self._instruments.pending.set(self._runner.pending, self.name)
 
+    # -- sessions --------------------------------------------------------------------------------------
+
+    def session(self, name: Hashable = None, *, idle: float | None = None) -> Session:
+        """Open a session, whose calls run in order, each with the states that the one before has left.
+
+        Args:
+            name: its name in messages, which no other open session has (default: a number).
+            idle: seconds without a call after which it is closed (default: that of ``sessions``).
+
+        Raises:
+            Overloaded: the limits on sessions or bytes are reached.
+            Unavailable: the predictor is draining, or its model failed to warm up.
+            TypeError: the model has no states.
+            ValueError: an open session has this name, or ``idle`` is not positive.
+
+        Example:
+            >>> async with predictor.session() as session:
+            ...     async for y in session.stream(microphone):
+            ...         print(y)
+        """
+        if self._sessions is None:
+            raise TypeError(f"{self.name} has no states, expected a predictor with states=... for sessions")
+        if idle is not None and not idle > 0:
+            raise ValueError(f"idle is {idle}, expected seconds above 0")
+        with self._counting_refusals():
+            return Session(self._runner, self._sessions, self._sessions.open(name, idle), self)
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether the model has states, so that :meth:`session` opens sessions."""
+        return self._sessions is not None
+
     # -- lifecycle -------------------------------------------------------------------------------------
 
     def start(self) -> Awaitable[Predictor]:
@@ -337,6 +389,8 @@ class Predictor:
                 raise ValueError(
                     f"the new model has the inputs {inputs}, expected {expected}: create another predictor"
                 )
+            if isinstance(new, StatefulModel):
+                new.check_same_states(self._runner.model)
             return self._runner.when_idle(self._runner.swap(new, new.warm(self._runner.pace.sizes)))
 
     def _load(self, model: Any, params: Any, epoch: int | None, number: int) -> Computation:
@@ -344,19 +398,32 @@ class Predictor:
         options = self._options
         if isinstance(model, Handler):
             return HandlerModel(model, self.name, options.max_batch, self._instruments, number)
-        source = load(model, options.shape, options.dtype, params, epoch)
+        if options.states is not False:
+            return self._load_stateful(model, params, epoch, number)
+        source = load(model, options.shape, options.dtype, params, epoch, options.constants)
         inputs = Inputs(source.inputs, options.lengths, options.max_rows, options.finite)
         return Model(source, inputs, options.ctx, number)
+
+    def _load_stateful(self, model: Any, params: Any, epoch: int | None, number: int) -> StatefulModel:
+        options = self._options
+        stateful = load_stateful(model, options.states, options.shape, options.dtype, params, epoch, options.constants)
+        inputs = Inputs(stateful.source.inputs, options.lengths, options.max_rows, options.finite)
+        return StatefulModel(stateful, inputs, options.ctx, number)
 
     def refuse(self) -> None:
         """Refuse further requests; queued ones are answered."""
         self._runner.refuse()
 
     async def drain(self) -> None:
-        """Refuse further requests, answer the queued ones, and stop. :meth:`start` starts again."""
+        """Refuse further requests, answer the queued ones, close all sessions, and stop. :meth:`start` starts again."""
         running_loop()
         self.refuse()
         await asyncio.shield(asyncio.wrap_future(self._runner.when_idle()))
+        if self._sessions is not None:
+            await asyncio.shield(asyncio.wrap_future(self._sessions.when_idle()))
+            self._sessions.close_all(f"was closed because {self.name} was drained", "drained")
+            for thread in self._sessions.stop():
+                await asyncio.to_thread(thread.join)
         if not self._runner.accepting:  # it was not started again meanwhile
             await asyncio.to_thread(self._runner.stop())
 
@@ -416,8 +483,15 @@ class Predictor:
         return {
             "name": self.name, "ready": self.is_ready, "version": self.version, "inputs": self.inputs.describe(),
             "outputs": list(self.outputs), "batch_sizes": list(runner.pace.sizes), "queue": runner.queue.limit,
-            "max_latency": runner.pace.max_latency,
+            "max_latency": runner.pace.max_latency, **self._describe_sessions(),
         }  # fmt: skip
+
+    def _describe_sessions(self) -> dict[str, Any]:
+        model = self._runner.model
+        if self._sessions is None or not isinstance(model, StatefulModel):
+            return {}
+        sessions = {"open": self._sessions.sessions, "bytes": self._sessions.nbytes, **self._sessions.limits._asdict()}
+        return {"states": [spec.describe() for spec in model.states], "sessions": sessions}
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{spec.name} {spec}" for spec in self.inputs.specs) or "requests"
@@ -434,6 +508,8 @@ class _ModelOptions(NamedTuple):
     finite: bool
     ctx: Context
     max_batch: int
+    states: States
+    constants: Mapping[str, Any] | None
 
 
 class _Warm:
@@ -452,6 +528,20 @@ def _turns(budget: Budget | None, weight: float) -> Callable[[], AbstractContext
     return nullcontext if budget is None else partial(budget.turn, share)
 
 
+def _session_runner(runner: Runner, limits: Mapping[str, float] | None) -> SessionRunner | None:
+    """Return the runner of sessions, or None if the model has no states."""
+    model, options = runner.model, dict(limits or {})
+    unknown = [name for name in options if name not in SessionLimits._fields]
+    if unknown or any(not value > 0 for value in options.values()):
+        raise ValueError(f"sessions is {options}, expected positive numbers for {', '.join(SessionLimits._fields)}")
+    if isinstance(model, StatefulModel):
+        whole = {name: value if name == "idle" else int(value) for name, value in options.items()}
+        return SessionRunner(runner, model.states, SessionLimits(**whole))  # type: ignore[arg-type]
+    if options:
+        raise ValueError("sessions are limits for a model with states, expected states=... too")
+    return None
+
+
 def _result_of(reply: Reply) -> str:
     """Return the result of a request in the metrics."""
     return "answered" if reply.status < 400 else "invalid" if reply.status < 500 else "failed"
@@ -468,13 +558,3 @@ def _sizes(max_batch: int | None, sizes: Sequence[int] | None) -> tuple[int, ...
 def _opened(model: Any) -> Any:
     """Return the handler of a model archive; any other model is returned as it is."""
     return Handler(model) if isinstance(model, (str, os.PathLike)) and is_archive(model) else model
-
-
-async def _on_host(x: Any) -> Any:
-    """Return the input with its NDArrays awaited and converted to NumPy arrays."""
-    if isinstance(x, NDArray):
-        await x
-        return x.asnumpy()
-    if isinstance(x, Mapping):
-        return {name: await _on_host(value) for name, value in x.items()}
-    return x

@@ -56,7 +56,7 @@ class Runner:
         self, model: Computation, queue: Queue, pace: Pace, instruments: Instruments, name: str, workers: int,
         tracing: Tracing | None = None, turn: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:  # fmt: skip
-        self.workers, self.tracing, self._turn = workers, tracing, turn
+        self.workers, self.tracing, self.turn = workers, tracing, turn
         self.model, self.queue, self.pace, self.instruments, self.name = model, queue, pace, instruments, name
         self.warm: Future[None] = Future()
         self.accepting = True
@@ -127,10 +127,18 @@ class Runner:
 
     def _require_room(self, has_room: bool, rows: int) -> None:
         """Refuse a request without room for its rows, or any if none is accepted (locked)."""
-        if not self.accepting:
-            raise self._unavailable()
+        self.check_accepting()
         if not has_room:
             raise self.overloaded(rows)
+
+    def check_accepting(self) -> None:
+        """Raise if no requests are accepted.
+
+        Raises:
+            Unavailable: they are not, because of a drain or a failed warm-up.
+        """
+        if not self.accepting:
+            raise self._unavailable()
 
     def _unavailable(self) -> Unavailable:
         failure = self.warm.exception() if self.warm.done() and not self.warm.cancelled() else None
@@ -234,7 +242,7 @@ class Runner:
 
     def _serve(self, threads: list[threading.Thread]) -> None:
         while self._wait(threads):
-            with self._turn():
+            with self.turn():
                 batch = self._take(threads)  # now, because rows have arrived while it waited for its turn
                 if batch is not None:
                     self._compute(*batch)
@@ -269,14 +277,15 @@ class Runner:
         start, rows = time.perf_counter(), sum(stop - start for _, start, stop in pieces)
         model: Computation = pieces[0].job.key[0]
         try:
-            with self.tracing.batch(self.name, pieces, size) if self.tracing else nullcontext():
+            jobs = list(dict.fromkeys(piece.job for piece in pieces))
+            with self.tracing.batch(self.name, jobs, rows, size) if self.tracing else nullcontext():
                 outputs = model.compute(pieces, size)
         except BaseException as error:  # user code: the clients that wait get the error
             self._fail([job for job, _, _ in pieces], error)
             return
         duration = time.perf_counter() - start
         self.pace.record_batch(rows, duration)
-        self._measure(rows, size, duration)
+        self.measure(rows, size, duration)
         complete = self._distribute(pieces, outputs)
         for job in complete:
             job.outputs = _collect_outputs(job)  # outside the lock: it may copy large arrays
@@ -341,7 +350,8 @@ class Runner:
                 future.set_result(None)
         self._idle_futures = remaining
 
-    def _measure(self, rows: int, size: int, seconds: float) -> None:
+    def measure(self, rows: int, size: int, seconds: float) -> None:
+        """Count a batch in the metrics."""
         instruments, name = self.instruments, self.name
         instruments.rows.add(name, by=rows)
         instruments.padding.add(name, by=size - rows)

@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any, Protocol
 
 from opentelemetry import context as contexts
 from opentelemetry import propagate, trace
@@ -24,12 +25,24 @@ from flowmx.profiler.names import of_node
 from flowmx.profiler.recorder import recorder
 from flowmx.profiler.records import Record
 from flowmx.profiler.timing import time_operation
-from flowmx.serve.batching import Job, Piece
 
 __all__ = ["Tracing"]
 
 _SERVER_ERROR = 500
 """The smallest status that reports an error of the service."""
+
+
+class Traced(Protocol):
+    """A request in a batch: its trace, its time of arrival, and the number of its rows."""
+
+    @property
+    def trace(self) -> Any: ...
+
+    @property
+    def arrival(self) -> float: ...
+
+    @property
+    def row_count(self) -> int: ...
 
 
 class Tracing:
@@ -67,16 +80,15 @@ class Tracing:
         return contexts.get_current()
 
     @contextlib.contextmanager
-    def batch(self, name: str, pieces: Sequence[Piece], size: int) -> Iterator[None]:
+    def batch(self, name: str, jobs: Sequence[Traced], rows: int, size: int) -> Iterator[None]:
         """Trace a batch in the trace of each of its requests.
 
         Args:
             name: name of the predictor.
-            pieces: the rows.
+            jobs: the requests.
+            rows: the number of their rows in the batch.
             size: size of the batch, with padding.
         """
-        jobs = list(dict.fromkeys(piece.job for piece in pieces))
-        rows = sum(stop - start for _, start, stop in pieces)
         spans: list[Span] = []
         for job in jobs:
             attributes: dict[str, str | float] = {
@@ -153,8 +165,8 @@ def _set_status(span: Span, status: int) -> None:
         span.set_status(Status(StatusCode.ERROR))
 
 
-def _of_job(job: Job) -> dict[str, float]:
-    return {"flowmx.request.rows": job.rows.rows, "flowmx.request.waited": time.perf_counter() - job.arrival}
+def _of_job(job: Traced) -> dict[str, float]:
+    return {"flowmx.request.rows": job.row_count, "flowmx.request.waited": time.perf_counter() - job.arrival}
 
 
 def _nanoseconds(at: float) -> int:

@@ -288,3 +288,57 @@ def test_a_predictor_of_a_file_without_a_single_graph(tmp_path):
             return await predictor(x)
 
     np.testing.assert_array_equal(asyncio.run(predict()), -x)
+
+
+def rates(tmp_path):
+    """Save a file whose branch depends on a rate; the first one adds a row of 4 numbers to its input."""
+    branches = {
+        "then_branch": helper.make_graph(
+            [node("Add", "x weights", "then")], "then", [],
+            [helper.make_tensor_value_info("then", TensorProto.FLOAT, None)],
+        ),
+        "else_branch": helper.make_graph(
+            [node("ReduceSum", "x axis", "other", keepdims=0)], "else", [],
+            [helper.make_tensor_value_info("other", TensorProto.FLOAT, None)],
+        ),
+    }  # fmt: skip
+    nodes = [node("Equal", "rate wide", "is_wide"), helper.make_node("If", ["is_wide"], ["y"], **branches)]
+    constants = {"wide": np.int64(16000), "weights": numbers(4), "axis": np.array([1])}
+    inputs = {"x": ("float32", "n", 4), "rate": ("int64",)}
+    return save(tmp_path, nodes, inputs, constants, {"y": ("float32", 2)}), constants["weights"]
+
+
+def test_a_constant_input_selects_the_branch_that_is_imported(tmp_path):
+    path, weights = rates(tmp_path)
+    symbol, arguments, _ = mxonnx.import_model(path, constants={"rate": 16000})
+    assert set(symbol.list_inputs()) == {"x", "weights"}
+    x = numbers(3, 4)
+    (y,) = symbol.bind(mx.cpu(), {**arguments, "x": mx.nd.array(x)}, grad_req="null").forward()
+    np.testing.assert_allclose(y.asnumpy(), x + weights, rtol=1e-6)
+    block = mxonnx.import_to_gluon(path, constants={"rate": 8000})
+    np.testing.assert_allclose(block(mx.nd.array(x)).asnumpy(), x.sum(1), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("constants", "match"),
+    [
+        ({"speed": 1}, "constants: there is no input 'speed', expected some of"),
+        ({"rate": [1, 2]}, r"constants: 'rate' is int64 \(2,\), expected int64 \(\)"),
+        ({"rate": 1.5}, r"constants: 'rate' is float64 \(\), expected int64 \(\)"),
+    ],
+)
+def test_constants_that_do_not_fit_are_refused(tmp_path, constants, match):
+    path, _ = rates(tmp_path)
+    with pytest.raises(ValueError, match=match):
+        mxonnx.import_model(path, constants=constants)
+
+
+def test_lengths_of_the_same_name_are_equal_on_all_axes(tmp_path):
+    nodes = [node("Transpose", "state", "front", perm=[1, 0]), node("Add", "x front", "y")]
+    path = save(tmp_path, nodes, {"x": ("float32", None, 3), "state": ("float32", 3, None)}, {}, {"y": ("float32", 2)})
+    shapes = {"x": ("batch", 3), "state": (3, "batch")}
+    symbol, _, _ = mxonnx.import_model(path, input_shapes=shapes)
+    for rows in (1, 5):
+        x, state = numbers(rows, 3), numbers(3, rows)
+        (y,) = symbol.bind(mx.cpu(), {"x": mx.nd.array(x), "state": mx.nd.array(state)}, grad_req="null").forward()
+        np.testing.assert_allclose(y.asnumpy(), x + state.T, rtol=1e-6)

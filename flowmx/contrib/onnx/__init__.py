@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flowmx.symbol import Symbol
 
     File = str | os.PathLike[str]
+    InputShapes = Mapping[str, Sequence["int | str | None"]]
     Params = dict[str, NDArray]
 
 __all__ = [
@@ -94,13 +95,16 @@ def get_operator_support(opset_version: int | None = None) -> list[str]:
 
 
 def import_model(
-    model_file: File, *, input_shapes: Mapping[str, Sequence[int]] | None = None
+    model_file: File, *, input_shapes: InputShapes | None = None, constants: Mapping[str, object] | None = None
 ) -> tuple[Symbol, Params, Params]:
     """Import an ONNX file as a symbol with parameters.
 
     Args:
         model_file: the file.
         input_shapes: shapes of inputs by name, required if a node needs an axis length that the file does not define.
+            None or a name marks a length that varies; lengths of the same name are equal.
+        constants: the content of inputs that are always the same, by name. They are no inputs of the symbol, and the
+            branches of ``If`` nodes that they select are the only ones imported.
 
     Returns:
         the symbol, its parameters, and its auxiliary states, as in ``mx.model.load_checkpoint``.
@@ -109,16 +113,18 @@ def import_model(
         ImportError: the package onnx is not installed.
         ONNXError: nodes cannot be converted; the message lists them with the reasons.
         OSError: the file cannot be read.
+        ValueError: ``input_shapes`` or ``constants`` do not fit the inputs.
     """
     from flowmx.contrib.onnx.graph_import import read_model
 
-    symbol, arguments, auxiliary, _ = read_model(model_file, input_shapes)
+    symbol, arguments, auxiliary, _ = read_model(model_file, input_shapes, constants)
     return symbol, arguments, auxiliary
 
 
 def import_to_gluon(
-    model_file: File, ctx: object = None, *, input_shapes: Mapping[str, Sequence[int]] | None = None
-) -> HybridBlock:
+    model_file: File, ctx: object = None, *, input_shapes: InputShapes | None = None,
+    constants: Mapping[str, object] | None = None,
+) -> HybridBlock:  # fmt: skip
     """Import an ONNX file as a Gluon block.
 
     The block is a ``SymbolBlock`` if one graph computes all shapes that the file permits. Otherwise it imports the
@@ -128,13 +134,14 @@ def import_to_gluon(
         model_file: the file.
         ctx: the device or devices of its parameters (default: the current one).
         input_shapes: as in :func:`import_model`.
+        constants: as in :func:`import_model`.
 
     Raises:
-        ImportError, ONNXError, OSError: as :func:`import_model`.
+        ImportError, ONNXError, OSError, ValueError: as :func:`import_model`.
     """
     from flowmx.contrib.onnx.dynamic_block import as_block
 
-    return as_block(model_file, ctx, input_shapes)
+    return as_block(model_file, ctx, input_shapes, constants)
 
 
 def get_model_metadata(model_file: File) -> dict[str, list[tuple[str, tuple[int, ...]]]]:

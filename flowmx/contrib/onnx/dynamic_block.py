@@ -10,7 +10,7 @@ from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.bounded_tables import make_room
 from flowmx.contrib.onnx.converters import ONNXError
-from flowmx.contrib.onnx.graph_import import File, declared_dtype, load, read_model, trial_shapes
+from flowmx.contrib.onnx.graph_import import File, InputShapes, declared_dtype, load, read_model, trial_shapes
 from flowmx.contrib.onnx.import_constants import compute
 from flowmx.contrib.onnx.stages import Cut, SharedConstants, StageImport
 from flowmx.errors import ShapeError
@@ -85,14 +85,15 @@ class DynamicBlock(HybridBlock):
     Args:
         model: the loaded file.
         ctx: the device of its parameters.
+        fixed: the content of inputs that are constants.
     """
 
-    def __init__(self, model: Any, ctx: Any = None) -> None:
+    def __init__(self, model: Any, ctx: Any = None, fixed: Mapping[str, object] = {}) -> None:
         super().__init__(prefix="")
         self._prefix, self._params = "", ParameterDict("")
         self._model, self._shared, self._lock = model, SharedConstants(model), forks.lock()
-        self.context = nd.zeros(1, ctx).context
-        constants = {tensor.name for tensor in model.graph.initializer}
+        self.context, self._fixed = nd.zeros(1, ctx).context, dict(fixed)
+        constants = {tensor.name for tensor in model.graph.initializer} | set(fixed)
         inputs = [value for value in model.graph.input if value.name not in constants]
         self._dtypes = {value.name: declared_dtype(value) for value in inputs}
         self._outputs = [value.name for value in model.graph.output]
@@ -136,7 +137,8 @@ class DynamicBlock(HybridBlock):
         with self._lock:
             if key not in self._stages:
                 make_room(self._stages, _MOST_SHAPES)
-                graph = StageImport(self._model, dict(zip(self._dtypes, key, strict=True)), self._shared)
+                shapes = dict(zip(self._dtypes, key, strict=True))
+                graph = StageImport(self._model, shapes, self._shared, self._fixed)
                 graph.check_operators()
                 self._stages[key] = _Stage(graph, self)
             return self._stages[key]
@@ -157,18 +159,21 @@ class DynamicBlock(HybridBlock):
         return part
 
 
-def as_block(path: File, ctx: Any, input_shapes: Mapping[str, Sequence[int]] | None = None) -> HybridBlock:
+def as_block(
+    path: File, ctx: Any, input_shapes: InputShapes | None = None, constants: Mapping[str, object] | None = None
+) -> HybridBlock:
     """Import a file as a Gluon block with its parameters on ``ctx``.
 
     Raises:
         ONNXError: nodes cannot be converted.
+        ValueError: ``input_shapes`` or ``constants`` do not fit the inputs.
     """
     try:
-        symbol, arguments, auxiliary, names = read_model(path, input_shapes)
+        symbol, arguments, auxiliary, names = read_model(path, input_shapes, constants)
     except ONNXError:
         if input_shapes:
             raise
-        return _dynamic(path, ctx)
+        return _dynamic(path, ctx, constants or {})
     block = SymbolBlock(symbol, [sym.var(name) for name in names])
     for name, parameter in block.collect_params().items():
         array = {**arguments, **auxiliary}[name]
@@ -177,18 +182,18 @@ def as_block(path: File, ctx: Any, input_shapes: Mapping[str, Sequence[int]] | N
     return block
 
 
-def _dynamic(path: File, ctx: object) -> DynamicBlock:
+def _dynamic(path: File, ctx: object, constants: Mapping[str, object]) -> DynamicBlock:
     """Import a file whose shapes are not fixed, after a trial with arbitrary lengths.
 
     Raises:
         ONNXError: nodes cannot be converted, whatever the lengths.
     """
     model = load(path)
-    graph = StageImport(model, trial_shapes(model), SharedConstants(model))
+    graph = StageImport(model, trial_shapes(model, constants), SharedConstants(model), constants)
     graph.check_operators()
     try:
         graph.advance()
     except ONNXError as error:
         if not isinstance(error.__cause__, ShapeError):  # the model may accept other lengths
             raise
-    return DynamicBlock(model, ctx)
+    return DynamicBlock(model, ctx, constants)

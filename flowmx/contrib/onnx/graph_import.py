@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -29,6 +29,8 @@ from flowmx.symbol.functions import op
 
 Params = dict[str, NDArray]
 File = str | os.PathLike[str]
+InputShapes = Mapping[str, Sequence["int | str | None"]]
+"""Shapes of inputs by name; None or a name marks a varying length."""
 
 
 class GraphImport:
@@ -40,7 +42,7 @@ class GraphImport:
         inputs, outputs: the inputs and outputs of the model.
     """
 
-    def __init__(self, model: Any, input_shapes: Mapping[str, Sequence[int]]) -> None:
+    def __init__(self, model: Any, input_shapes: InputShapes, constants: Mapping[str, object] = {}) -> None:
         self._graph = model.graph
         versions = [opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")]
         self.opset = max(versions, default=1)
@@ -51,6 +53,7 @@ class GraphImport:
         self._shapes: dict[Entry, Lengths] = {}
         self._dtypes: dict[Entry, DType] = {}
         self.values.update(self.tensors())
+        self.values.update(_input_constants(self._graph, self.values, constants))
         self.inputs = [value for value in self._graph.input if value.name not in self.values]
         self.outputs = list(self._graph.output)
         for value in self.inputs:
@@ -365,20 +368,50 @@ def declared_dtype(value: Any) -> DType:
     return dtype
 
 
-def trial_shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    """Return a shape for each input of a model, with arbitrary lengths where the file leaves them open."""
-    constants = {tensor.name for tensor in model.graph.initializer}
+def trial_shapes(model: Any, excluded: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
+    """Return a shape for each input that is not excluded, with arbitrary lengths where the file leaves them open."""
+    constants = {tensor.name for tensor in model.graph.initializer} | set(excluded)
     inputs = [value for value in model.graph.input if value.name not in constants]
     return {value.name: trial(_lengths(value, None), 0) for value in inputs}
 
 
-def _lengths(value: Any, shape: Sequence[int] | None) -> Lengths:
+def _input_constants(graph: Any, tensors: Mapping[str, object], constants: Mapping[str, object]) -> dict[str, Known]:
+    """Return the values of inputs that are constants.
+
+    Raises:
+        ValueError: there is no such input, or its shape or dtype differs.
+    """
+    inputs = {value.name: value for value in graph.input if value.name not in tensors}
+    values = {}
+    for name, content in constants.items():
+        if name not in inputs:
+            raise ValueError(f"constants: there is no input {name!r}, expected some of {list(inputs)}")
+        array, dtype = np.asarray(content), declared_dtype(inputs[name])
+        dims = inputs[name].type.tensor_type.shape.dim
+        sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in dims]
+        fits = len(sizes) == array.ndim and all(
+            size in (None, length) for size, length in zip(sizes, array.shape, strict=True)
+        )
+        if not fits or not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise ValueError(f"constants: {name!r} is {array.dtype} {array.shape}, expected {dtype} {tuple(sizes)}")
+        values[name] = Known.constant(array.astype(dtype), name)
+    return values
+
+
+def _lengths(value: Any, shape: Sequence[int | str | None] | None) -> Lengths:
     """Return the lengths of an input. Unknown ones vary: equally for the same name, or for the same axis."""
     axes = value.type.tensor_type.shape.dim
     if shape is not None:
         if len(shape) != len(axes):
             raise ValueError(f"input_shapes: {value.name!r} has {tuple(shape)}, expected {len(axes)} axes")
-        return tuple(int(n) for n in shape)
+        return tuple(
+            _trial_lengths(0, 1, size)  # equal on all axes
+            if isinstance(size, str)
+            else _trial_lengths(axis, len(axes), "")
+            if size is None
+            else int(size)
+            for axis, size in enumerate(shape)
+        )
     return tuple(
         dim.dim_value if dim.HasField("dim_value") else _trial_lengths(axis, len(axes), dim.dim_param)
         for axis, dim in enumerate(axes)
@@ -418,15 +451,15 @@ def load(path: File) -> Any:
 
 
 def read_model(
-    path: File, input_shapes: Mapping[str, Sequence[int]] | None = None
+    path: File, input_shapes: InputShapes | None = None, constants: Mapping[str, object] | None = None
 ) -> tuple[Symbol, Params, Params, list[str]]:
     """Import a file. Return the symbol, the parameters, the auxiliary states and the names of the inputs.
 
     Raises:
         ONNXError: nodes cannot be converted.
-        ValueError: ``input_shapes`` does not fit the inputs.
+        ValueError: ``input_shapes`` or ``constants`` do not fit the inputs.
     """
-    graph = GraphImport(load(path), input_shapes or {})
+    graph = GraphImport(load(path), input_shapes or {}, constants or {})
     names = [value.name for value in graph.inputs]
     unknown = [name for name in input_shapes or {} if name not in names]
     if unknown:

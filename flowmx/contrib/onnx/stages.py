@@ -91,11 +91,15 @@ class StageImport(GraphImport):
         model: the model.
         input_shapes: the shape of each input.
         shared: the constants of all stages.
+        constants: the content of inputs that are constants.
     """
 
-    def __init__(self, model: object, input_shapes: Mapping[str, Sequence[int]], shared: SharedConstants) -> None:
+    def __init__(
+        self, model: object, input_shapes: Mapping[str, Sequence[int]], shared: SharedConstants,
+        constants: Mapping[str, object] = {},
+    ) -> None:  # fmt: skip
         self._shared = shared
-        super().__init__(model, input_shapes)
+        super().__init__(model, input_shapes, constants)
         self._arrays = {value.name for value in self.inputs}
         self._rest: deque[Any] = deque(self._graph.node)
         self._producers = {name: node for node in self._graph.node for name in node.output}
