@@ -30,6 +30,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "serve": ("flowmx.serve.command", "serve a model over HTTP"),
         "chat": ("flowmx.tools.commands.chat", "chat with a language model"),
+        "inspect": ("flowmx.tools.commands.inspect", "say what a file or folder is, and which command opens it"),
         "convert": (
             "flowmx.tools.commands.convert",
             "convert models and parameters to other formats, such as ONNX and safetensors",

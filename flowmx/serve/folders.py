@@ -9,7 +9,8 @@ from flowmx.errors import AdviceError
 from flowmx.serve.handlers import load_handler
 from flowmx.serve.images import ImageTransform
 from flowmx.serve.mms import Handler, archive_handler, manifest_handler
-from flowmx.serve.model_archives import SUFFIX, is_archive, unpack
+from flowmx.artifacts.archives import unpack
+from flowmx.serve.model_archives import SUFFIX, is_archive
 from flowmx.serve.predictor import Predictor
 
 __all__ = ["create_predictor"]

@@ -26,7 +26,8 @@ from flowmx.serve.hooks import Hooks, call_guarded, value_reply
 from flowmx.serve.inputs import Array, Input, Rows
 from flowmx.serve.metrics import Instruments
 from flowmx.serve.mms_context import Context, Response, read_manifest
-from flowmx.serve.model_archives import is_archive, unpack
+from flowmx.artifacts.archives import unpack
+from flowmx.serve.model_archives import is_archive
 from flowmx.serve.multipart import FORM, parts
 from flowmx.serve.replies import JSON_TYPE, Refusal, Reply
 from flowmx.serve.request_head import Head

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowmx import symbol as sym
+from flowmx.artifacts import open_artifact
+from flowmx.artifacts.checkpoints import declared_shapes
 from flowmx.errors import AdviceError
 from flowmx.gluon import Block, HybridBlock, SymbolBlock
 from flowmx.gluon.model_zoo import huggingface
@@ -52,7 +54,7 @@ def load(
 
     Args:
         model: a Gluon block, a symbol, the prefix of a checkpoint, a folder with one model
-            (also of Hugging Face's Transformers), or an ONNX file.
+            (also of Hugging Face's Transformers), an archive of one (``model.tar.gz``), or an ONNX file.
         shape: shape of a row, or a dict of shapes by input name (None: as the ONNX file declares).
         dtype: dtype of the inputs, or a dict by name (default float32).
         params: parameters of a symbol: arrays by name (prefixes ``arg:`` and ``aux:`` are removed), or a file.
@@ -80,7 +82,8 @@ def load(
         )
     if Path(model).suffix == ".onnx":
         return _of_onnx(Path(model), shape, dtype, constants, axes)
-    return _of_path(Path(model), shape, dtype, epoch)
+    artifact = open_artifact(Path(model))
+    return _of_path(artifact.path, shape, dtype, epoch)
 
 
 def _of_path(path: Path, shape: object, dtype: object, epoch: int | None) -> Source:
@@ -100,7 +103,9 @@ def _of_path(path: Path, shape: object, dtype: object, epoch: int | None) -> Sou
         path = path / files[0].name.removesuffix("-symbol.json")
     path, epoch = _prefix(path, epoch)
     weights = _weights(path, epoch)
-    return _of_symbol(sym.load(f"{path}-symbol.json"), _params(weights), shape, dtype)
+    return _of_symbol(
+        sym.load(f"{path}-symbol.json"), _params(weights), shape or declared_shapes(path.parent) or None, dtype
+    )
 
 
 def _prefix(path: Path, epoch: int | None) -> tuple[Path, int | None]:

@@ -101,7 +101,14 @@ LAYERS: list[set[str]] = [
         "flowmx.visualization",
     },
     {"flowmx.feedforward", "flowmx.gluon", "flowmx.module", "flowmx.rnn", "flowmx.test_utils"},
-    {"flowmx.amp", "flowmx.contrib.amp", "flowmx.generation", "flowmx.observability.doctor", "flowmx.monitor"},
+    {
+        "flowmx.amp",
+        "flowmx.artifacts",
+        "flowmx.contrib.amp",
+        "flowmx.generation",
+        "flowmx.observability.doctor",
+        "flowmx.monitor",
+    },
     {
         "flowmx.compat",
         "flowmx.contrib",

@@ -12,10 +12,11 @@ import pytest
 
 from flowmx import cli
 from flowmx.comm.metrics import Metrics
-from flowmx.serve import Handler, Predictor, Repository, model_archives
+from flowmx.artifacts import archives
+from flowmx.artifacts.archives import unpack
+from flowmx.serve import Handler, Predictor, Repository
 from flowmx.serve.folders import create_predictor
 from flowmx.serve.mms_context import Response
-from flowmx.serve.model_archives import unpack
 from flowmx.serve.replies import Refusal
 from tests.serve.test_http import JSON, carried  # noqa: F401 (a fixture)
 from tests.waiting import until
@@ -174,7 +175,7 @@ LINK.external_attr = (stat.S_IFLNK | 0o777) << 16
     ],
 )
 def test_hostile_archives_are_refused_and_nothing_is_written(tmp_path, monkeypatch, entry, content, message):
-    monkeypatch.setattr(model_archives, "_ANY_RATIO", 1 << 16)
+    monkeypatch.setattr(archives, "_ANY_RATIO", 1 << 16)
     path = archive(tmp_path, {**FILES, entry: content})
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ValueError, match=message):
@@ -183,7 +184,7 @@ def test_hostile_archives_are_refused_and_nothing_is_written(tmp_path, monkeypat
 
 
 def test_archives_of_too_many_files_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(model_archives, "_MAX_FILES", 4)
+    monkeypatch.setattr(archives, "_MAX_FILES", 4)
     with pytest.raises(ValueError, match="has 5 entries, expected at most 4"):
         unpack(archive(tmp_path, FILES))
 
@@ -196,7 +197,7 @@ def test_damaged_archives_are_refused_and_leave_no_folder(tmp_path, scratch, dam
     data = bytearray(path.read_bytes())
     data[at] ^= 255
     path.write_bytes({"text": b"a model", "cut": data[:-30], "changed": data}[damage])
-    with pytest.raises(ValueError, match="is damaged, or not a model archive"):
+    with pytest.raises(ValueError, match="is damaged, or not an archive"):
         unpack(path)
     gc.collect()
     assert not list(scratch.iterdir())

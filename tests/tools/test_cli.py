@@ -105,7 +105,10 @@ def test_every_command_has_the_same_style_of_help(command, capsys):
 
 
 def test_an_unknown_command_suggests_the_nearest(capsys):
-    for value, hint in (("trian", "did you mean 'train'?"), ("xyzzy", "expected one of train, serve, chat, convert")):
+    for value, hint in (
+        ("trian", "did you mean 'train'?"),
+        ("xyzzy", "expected one of train, serve, chat, inspect, convert"),
+    ):
         with pytest.raises(SystemExit) as caught:
             cli.main([value])
         assert caught.value.code == 2

@@ -17,11 +17,13 @@ def main(argv: Sequence[str]) -> int:
     """Convert; return the exit status."""
     arguments = _parser().parse_args(argv)
     logging.getLogger().setLevel(logging.WARNING)
+    from flowmx.artifacts import open_artifact
     from flowmx.tools.commands.convert_check import check
     from flowmx.tools.commands.convert_formats import Job, convert
 
+    artifact = open_artifact(arguments.source)
     job = Job(
-        arguments.source, arguments.target, usage.shapes(arguments.shape), arguments.dtype, arguments.batch,
+        artifact.path, arguments.target, usage.shapes(arguments.shape), arguments.dtype, arguments.batch,
         arguments.epoch, arguments.states,
         arguments.opset,
     )  # fmt: skip
@@ -49,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = usage.parser(
         "convert", "Convert a model, parameters or optimizer states into another format, chosen by file name: .onnx; "
         "-symbol.json with .params (or their prefix, or folder); .params, .safetensors, .npz; .states; the folder of a "
-        "model of Hugging Face's Transformers. MXNet files since version 0.8 are read; symbols and checkpoints are "
+        "model of Hugging Face's Transformers; an archive (model.tar.gz) of one of them. MXNet files since version 0.8 are read; symbols and checkpoints are "
         "written in the format of MXNet 1.9.",
         [
             "resnet-symbol.json resnet.onnx --shape 3,224,224 --check",

@@ -147,6 +147,10 @@ _MODELS: dict[str, Callable[..., HybridBlock]] = {
 }  # fmt: skip
 
 
+MODEL_NAMES = frozenset(_MODELS)
+"""The names of :func:`get_model`."""
+
+
 def get_model(name: str, **kwargs: Any) -> HybridBlock:
     """Return a model by its name.
 

@@ -1,0 +1,216 @@
+"""Reports of models: symbols with parameters, parameters alone, ONNX, GGUF and Hugging Face's folders."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flowmx.artifacts.checkpoints import (
+    Checkpoint,
+    Shape,
+    arrays_of,
+    checkpoint_of,
+    inputs_of,
+    load_symbol,
+    operators_of,
+    writer_of,
+)
+from flowmx.artifacts.report import Report, bytes_text
+from flowmx.errors import MXNetError
+from flowmx.gluon.model_zoo import vision
+from flowmx.gluon.model_zoo.huggingface.folder import read_config
+from flowmx.ops.registry.dtypes import name_of
+from flowmx.serialization import gguf, symbol_json
+
+__all__ = ["describe_arrays", "describe_checkpoint", "describe_gguf", "describe_onnx", "describe_transformer"]
+
+_SHOWN_OPERATORS = 8
+_SHOWN_ARRAYS = 3
+_COMPILED = "tvm_op"
+_LABEL = "label"
+
+
+def describe_checkpoint(checkpoint: Checkpoint) -> Report:
+    """Describe a symbol and its parameters."""
+    path = checkpoint.prefix or checkpoint.symbol.parent
+    report = Report(path, "a symbol")
+    try:
+        graph = symbol_json.parse(checkpoint.symbol.read_bytes())
+    except MXNetError as error:
+        report.problem = str(error)
+        return report
+    operators = operators_of(graph)
+    if _COMPILED in operators:
+        report.kind = "a graph that TVM compiled"
+        report.problem = "its operators are machine code in a separate library; the model before compilation opens here"
+        return report
+    writer = writer_of(graph)
+    report.kind = f"a symbol of {writer}"
+    report.facts["operators"] = _counts(operators)
+    arrays: Mapping[str, Any] = {}
+    if checkpoint.params is None:
+        report.missing.append(
+            f"the parameters: there is no file {path.name}-0000.params in the folder of {checkpoint.symbol.name}"
+        )
+    else:
+        report.kind = f"a checkpoint of {writer}"
+        report.facts = {"files": f"{checkpoint.symbol.name}, {checkpoint.params.name}", **report.facts}
+        try:
+            arrays = arrays_of(checkpoint.params)
+        except (MXNetError, OSError) as error:
+            report.problem = str(error)
+            return report
+        report.facts["parameters"] = _sizes(arrays)
+    _add_interface(report, checkpoint, arrays)
+    return report
+
+
+def _add_interface(report: Report, checkpoint: Checkpoint, arrays: Mapping[str, Any]) -> None:
+    """Add the inputs, the outputs, what is missing, and the next commands."""
+    try:
+        symbol, graph = load_symbol(checkpoint.symbol)
+    except MXNetError as error:
+        report.problem = str(error)
+        return
+    inputs = inputs_of(symbol, graph, arrays, checkpoint.symbol.parent)
+    if checkpoint.params is not None:
+        report.facts["inputs"] = ", ".join(f"{name} {_shape_text(shape)}".rstrip() for name, shape in inputs.items())
+    labels = [name for name in symbol.list_arguments() if name.endswith(_LABEL) and name not in arrays]
+    if labels:
+        report.facts["labels"] = f"{', '.join(labels)} (of training; predictions do not need them)"
+    report.facts["outputs"] = ", ".join(symbol.list_outputs())
+    if checkpoint.params is None:
+        return
+    options = _shape_options(inputs)
+    report.commands += [
+        f"flowmx serve {report.path} {options}".rstrip(),
+        f"flowmx convert {report.path} {report.path.name}.onnx {options} --check",
+    ]
+
+
+def _shape_options(inputs: Mapping[str, Shape]) -> str:
+    texts = {name: ",".join("?" if size is None else str(size) for size in shape) for name, shape in inputs.items()}
+    if len(texts) == 1:
+        (text,) = texts.values()
+        return f"--shape {text or 'SIZES'}"
+    return " ".join(f"--shape {name}={text or 'SIZES'}" for name, text in texts.items())
+
+
+def describe_arrays(path: Path) -> Report:
+    """Describe a file of arrays: parameters of a module or of a Gluon block, or any other arrays."""
+    symbol = next((file for file in path.parent.glob("*-symbol.json") if checkpoint_of(file).params == path), None)
+    if symbol is not None:
+        return describe_checkpoint(checkpoint_of(symbol))
+    try:
+        arrays = arrays_of(path)
+    except (MXNetError, OSError) as error:
+        return Report(path, "a damaged file of arrays", problem=str(error))
+    report = Report(path, "arrays", {"arrays": _sizes(arrays), "names": _names(arrays)})
+    architecture = path.name.partition("-")[0].partition(".params")[0]
+    if path.suffix == ".params" and any("." in name or "_" in name for name in arrays):
+        report.kind = "parameters of a Gluon block or a module"
+        if architecture in vision.MODEL_NAMES:
+            report.facts["network"] = architecture
+            report.commands.append(f"net = mx.gluon.model_zoo.vision.get_model({architecture!r}, classes=...)")
+        else:
+            report.missing.append(
+                "the network: these are its parameters only. Its code, or the -symbol.json of an export"
+            )
+        report.commands.append(f"net.load_parameters({path.name!r})")
+    report.commands.append(f"flowmx convert {path} {path.stem}.safetensors")
+    return report
+
+
+def _sizes(arrays: Mapping[str, Any]) -> str:
+    """Return the number of arrays, their elements, dtypes and bytes."""
+    elements = sum(math.prod(array.shape) for array in arrays.values())
+    dtypes = Counter(_dtype_name(array) for array in arrays.values())
+    size = sum(math.prod(array.shape) * _itemsize(array) for array in arrays.values())
+    return f"{len(arrays)} arrays, {elements:,} numbers, {', '.join(dtypes)}, {bytes_text(size)}"
+
+
+def _dtype_name(array: Any) -> str:
+    return name_of(getattr(array, "dtype", None) or array.data.dtype)
+
+
+def _itemsize(array: Any) -> int:
+    dtype = getattr(array, "dtype", None)
+    return int((array.data.dtype if dtype is None else dtype).itemsize)
+
+
+def _names(arrays: Mapping[str, Any]) -> str:
+    shown = [f"{name} {tuple(array.shape)}" for name, array in list(arrays.items())[:_SHOWN_ARRAYS]]
+    return ", ".join(shown) + (", ..." if len(arrays) > _SHOWN_ARRAYS else "")
+
+
+def _counts(operators: Counter[str]) -> str:
+    shown = [f"{name} {count}" for name, count in operators.most_common(_SHOWN_OPERATORS)]
+    others = len(operators) - len(shown)
+    return ", ".join(shown) + (f" and {others} more kinds" if others > 0 else "")
+
+
+def _shape_text(shape: Shape) -> str:
+    return f"({', '.join('?' if size is None else str(size) for size in shape)})" if shape else ""
+
+
+def describe_onnx(path: Path) -> Report:
+    """Describe an ONNX file."""
+    report = Report(path, "an ONNX model", {"size": bytes_text(path.stat().st_size)})
+    try:
+        import onnx
+    except ImportError:
+        report.missing.append("the package onnx: pip install onnx")
+        return report
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except Exception as error:  # onnx raises errors of protobuf
+        report.problem = f"it cannot be read: {error}"
+        return report
+    producer = f"{model.producer_name} {model.producer_version}".strip()
+    report.kind += f" of {producer}" if producer else ""
+    report.facts["operators"] = _counts(Counter(node.op_type for node in model.graph.node))
+    parameters = {tensor.name for tensor in model.graph.initializer}
+    report.facts["inputs"] = ", ".join(
+        _value_text(value) for value in model.graph.input if value.name not in parameters
+    )
+    report.facts["outputs"] = ", ".join(value.name for value in model.graph.output)
+    report.commands += [f"flowmx serve {path}", f"flowmx convert {path} {path.stem}"]
+    return report
+
+
+def _value_text(value: Any) -> str:
+    """Return the name and shape of an input of an ONNX graph."""
+    sizes = value.type.tensor_type.shape.dim
+    return f"{value.name} ({', '.join(str(size.dim_value or size.dim_param or '?') for size in sizes)})"
+
+
+def describe_gguf(path: Path) -> Report:
+    """Describe a language model of llama.cpp."""
+    report = Report(path, "a GGUF file of llama.cpp")
+    try:
+        content = gguf.load(path)
+    except (MXNetError, OSError) as error:
+        report.problem = str(error)
+        return report
+    name = content.metadata.get("general.name", "")
+    architecture = content.metadata.get("general.architecture", "unknown")
+    report.facts = {
+        "model": f"{name} ({architecture})" if name else str(architecture),
+        "tensors": str(len(content.tensors)),
+        "size": bytes_text(path.stat().st_size),
+    }
+    report.commands += [f"flowmx chat {path}", f"flowmx serve {path}"]
+    return report
+
+
+def describe_transformer(path: Path) -> Report:
+    """Describe the folder of a model of Hugging Face's Transformers."""
+    config = read_config(path)
+    kind, architectures = config.get("model_type", "unknown"), config.get("architectures") or []
+    report = Report(path, "a model of Hugging Face's Transformers")
+    report.facts["model"] = f"{', '.join(map(str, architectures))} ({kind})".strip()
+    report.commands += [f"flowmx serve {path}", f"flowmx convert {path} {path.name}.onnx --check"]
+    return report
