@@ -102,8 +102,8 @@ def operators_of(graph: GraphJSON) -> Counter[str]:
 def inputs_of(symbol: Symbol, graph: GraphJSON, arrays: Mapping[str, Any], folder: Path) -> dict[str, Shape]:
     """Return the inputs of a symbol that are not parameters or labels, with the shapes of one sample as far as known.
 
-    A shape is known if the symbol or a file in its folder declares it, or if the first layer and the parameters allow only
-    this one. Of several image sizes that fit, the most usual one is returned.
+    A shape is known if the symbol or a file in its folder declares it, or if the first layer and the parameters allow
+    only this one. Of several image sizes that fit, the most usual one is returned.
     """
     names = [name for name in symbol.list_inputs() if name not in arrays and not name.endswith(_LABEL)]
     declared = {**_shapes_of_variables(symbol), **declared_shapes(folder)}
@@ -188,7 +188,7 @@ def _fits(symbol: Symbol, shapes: Mapping[str, tuple[int, ...]], arrays: Mapping
         arguments, _, states = symbol.infer_shape(**shapes)
     except (MXNetError, ValueError):
         return False
-    if arguments is None:
+    if arguments is None or states is None:
         return False
     expected: Iterable[tuple[str, Any]] = [
         *zip(symbol.list_arguments(), arguments, strict=True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import pickletools
 import struct
+import zlib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 _IMAGES = {b"\xff\xd8": "JPEG images", b"\x89P": "PNG images", b"\x93N": "NumPy arrays"}
+_GZIP = b"\x1f\x8b"
 _MODULES_SHOWN = 4
 
 
@@ -115,11 +117,14 @@ def _first_line(path: Path) -> str:
 
 def describe_idx(path: Path) -> Report:
     """Describe a file of MNIST's format, compressed or not."""
-    opened = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
-    with opened as file:
-        head = file.read(4)
-        axes = head[3]
-        shape = struct.unpack(f">{axes}I", file.read(4 * axes))
+    with path.open("rb") as file:
+        is_compressed = file.read(2) == _GZIP
+    try:
+        with gzip.open(path) if is_compressed else path.open("rb") as file:
+            axes = file.read(4)[3]
+            shape = struct.unpack(f">{axes}I", file.read(4 * axes))
+    except (EOFError, struct.error, zlib.error) as error:
+        return Report(path, "a damaged IDX file", problem=f"its header cannot be read: {error}")
     report = Report(path, "an IDX file, the format of MNIST", {"shape": str(shape)})
     report.commands.append("mx.io.MNISTIter(image=..., label=...)")
     return report

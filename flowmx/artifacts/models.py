@@ -208,9 +208,15 @@ def describe_gguf(path: Path) -> Report:
 
 def describe_transformer(path: Path) -> Report:
     """Describe the folder of a model of Hugging Face's Transformers."""
-    config = read_config(path)
-    kind, architectures = config.get("model_type", "unknown"), config.get("architectures") or []
     report = Report(path, "a model of Hugging Face's Transformers")
-    report.facts["model"] = f"{', '.join(map(str, architectures))} ({kind})".strip()
+    try:
+        config = read_config(path)
+        kind = config.text("model_type", "unknown")
+    except (ValueError, OSError) as error:
+        report.problem = str(error)
+        return report
+    architectures = config.values.get("architectures")
+    names = ", ".join(map(str, architectures)) if isinstance(architectures, list) else ""
+    report.facts["model"] = f"{names} ({kind})".strip()
     report.commands += [f"flowmx serve {path}", f"flowmx convert {path} {path.name}.onnx --check"]
     return report

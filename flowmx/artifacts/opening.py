@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -92,7 +91,7 @@ def _link(checkpoint: Checkpoint, folder: Path) -> Path:
     for target, source in files.items():
         if source.exists():
             try:
-                os.symlink(source.resolve(), folder / target)
+                (folder / target).symlink_to(source.resolve())
             except OSError:  # Windows lets only some users make links
                 shutil.copyfile(source, folder / target)
     return folder

@@ -16,9 +16,11 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 __all__ = ["InterruptHandler"]
 
+_signal: Any = signal  # the type of its handler is that of one function
 _RESEND_INTERVAL = 0.0005
 """Seconds after which a delayed signal is sent again."""
 _PATIENCE = 0.5
@@ -34,7 +36,7 @@ class InterruptHandler:
 
     def __init__(self, is_busy: Callable[[], bool]) -> None:
         self._is_busy = is_busy
-        self._default = signal.default_int_handler
+        self._default: Any = signal.default_int_handler
         self._is_delayed = False
         self._is_resent = False
         self._since = 0.0
@@ -46,15 +48,16 @@ class InterruptHandler:
         this one.
         """
         if threading.current_thread() is threading.main_thread():
-            signal.default_int_handler = self
+            _signal.default_int_handler = self
             if signal.getsignal(signal.SIGINT) is self._default:
                 signal.signal(signal.SIGINT, self)
 
     def uninstall(self) -> None:
         """Restore Python's default handler, if this is the main thread."""
-        if threading.current_thread() is threading.main_thread() and signal.default_int_handler is self:
-            signal.default_int_handler = self._default
-            if signal.getsignal(signal.SIGINT) is self:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and _signal.default_int_handler is self:
+            _signal.default_int_handler = self._default
+            if _signal.getsignal(signal.SIGINT) is self:
                 signal.signal(signal.SIGINT, self._default)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from flowmx.artifacts.archives import unpack
 from flowmx.errors import AdviceError
 from flowmx.serve.handlers import load_handler
 from flowmx.serve.images import ImageTransform
 from flowmx.serve.mms import Handler, archive_handler, manifest_handler
-from flowmx.artifacts.archives import unpack
 from flowmx.serve.model_archives import SUFFIX, is_archive
 from flowmx.serve.predictor import Predictor
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flowmx.artifacts.archives import unpack
 from flowmx.errors import AdviceError
 from flowmx.serve.batching import Piece
 from flowmx.serve.errors import InvalidInput
@@ -26,7 +27,6 @@ from flowmx.serve.hooks import Hooks, call_guarded, value_reply
 from flowmx.serve.inputs import Array, Input, Rows
 from flowmx.serve.metrics import Instruments
 from flowmx.serve.mms_context import Context, Response, read_manifest
-from flowmx.artifacts.archives import unpack
 from flowmx.serve.model_archives import is_archive
 from flowmx.serve.multipart import FORM, parts
 from flowmx.serve.replies import JSON_TYPE, Refusal, Reply

@@ -48,7 +48,7 @@ def test_a_checkpoint_has_its_inputs_labels_and_commands(checkpoint):
         assert inspect(checkpoint.with_name(name)).as_dict() == report.as_dict()
 
 
-@pytest.mark.parametrize("layer, shape", [
+@pytest.mark.parametrize(("layer", "shape"), [
     (lambda x: mx.sym.FullyConnected(x, num_hidden=2, name="f"), (7,)),
     (lambda x: mx.sym.FullyConnected(mx.sym.Dropout(x * 2 + 1), num_hidden=2, name="f"), (7,)),
     (lambda x: mx.sym.Embedding(x, input_dim=9, output_dim=2, name="f"), (None,)),
@@ -129,6 +129,18 @@ def test_files_are_recognized_by_their_content(tmp_path, name):
     if not name.endswith(".csv"):
         (tmp_path / name).rename(tmp_path / "renamed")
         assert inspect(tmp_path / "renamed").kind == kind
+
+
+@pytest.mark.parametrize("config", ['{"model_type": "bert", "architectures": ["BertModel"]}', '{"model_type": 3}', "{"])
+def test_a_folder_of_transformers_names_its_model(tmp_path, config):
+    (tmp_path / "config.json").write_text(config)
+    safetensors.save(tmp_path / "model.safetensors", {"w": np.zeros((2, 3), np.float32)})
+    report = inspect(tmp_path)
+    assert report.kind == "a model of Hugging Face's Transformers"
+    if "bert" in config:
+        assert report.facts["model"] == "BertModel (bert)" and not report.problem
+    else:
+        assert report.problem
 
 
 @pytest.mark.parametrize("kind", ["mxnet", "flowmx"])

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from flowmx import cli
-from flowmx.comm.metrics import Metrics
 from flowmx.artifacts import archives
 from flowmx.artifacts.archives import unpack
+from flowmx.comm.metrics import Metrics
 from flowmx.serve import Handler, Predictor, Repository
 from flowmx.serve.folders import create_predictor
 from flowmx.serve.mms_context import Response

@@ -51,8 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = usage.parser(
         "convert", "Convert a model, parameters or optimizer states into another format, chosen by file name: .onnx; "
         "-symbol.json with .params (or their prefix, or folder); .params, .safetensors, .npz; .states; the folder of a "
-        "model of Hugging Face's Transformers; an archive (model.tar.gz) of one of them. MXNet files since version 0.8 are read; symbols and checkpoints are "
-        "written in the format of MXNet 1.9.",
+        "model of Hugging Face's Transformers; an archive (model.tar.gz) of one of them. MXNet files since "
+        "version 0.8 are read; symbols and checkpoints are written in the format of MXNet 1.9.",
         [
             "resnet-symbol.json resnet.onnx --shape 3,224,224 --check",
             "resnet.onnx resnet",

@@ -16,8 +16,9 @@ __all__ = ["main"]
 def main(argv: Sequence[str]) -> int:
     """Print the report; return the exit status."""
     parser = usage.parser(
-        "inspect", "Say what a file or folder is: what wrote it, its inputs, outputs and operators, what is missing, and "
-        "the next command. Models, parameters, data, optimizer states and archives are recognized by their content.",
+        "inspect",
+        "Say what a file or folder is: what wrote it, its inputs, outputs and operators, what is missing, and the next "
+        "command. Models, parameters, data, optimizer states and archives are recognized by their content.",
         ["model.tar.gz", "resnet-0000.params", "images.rec", "checkpoints --json"],
         exits={1: "failure, or the artifact cannot be opened"},
     )  # fmt: skip
