@@ -11,9 +11,15 @@ from typing import Any
 from flowmx import settings
 from flowmx.comm.view import Member
 
-__all__ = ["Waits", "format_keys", "format_members", "watch"]
+__all__ = ["UNEVEN_ADVICE", "Waits", "format_keys", "format_members", "watch"]
 
 log = logging.getLogger("flowmx.kvstore")
+
+UNEVEN_ADVICE = (
+    "give all workers the same number of batches: discard what is left over (last_batch='discard'), or repeat samples "
+    "(mx.io.ResizeIter)"
+)
+"""What to do if workers have different numbers of batches."""
 
 _SHOWN = 4
 """Maximum number of keys that a message lists."""

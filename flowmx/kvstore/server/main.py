@@ -26,6 +26,7 @@ from flowmx.kvstore.server.callers import identity as server_identity
 from flowmx.kvstore.server.round_waits import log_waits
 from flowmx.kvstore.server.service import KVServer
 from flowmx.kvstore.server.snapshot_folder import Folder, snapshots
+from flowmx.kvstore.server.uneven_batches import UnevenBatches
 from flowmx.kvstore.wait_log import Waits, watch
 from flowmx.observability import flight
 from flowmx.observability.flight.web import add_to as add_doctor
@@ -79,9 +80,12 @@ async def serve(host: str, port: int, servers: int, snapshot: Path | None = None
 
 async def _follow(node: Node, server: KVServer) -> None:
     server.links.unreached = partial(_report_unreached, node)
+    uneven = UnevenBatches(node, server.core)
+    server.before_return = uneven.check
 
     async def log(waits: Waits) -> None:
         log_waits(node, server.core, waits)
+        uneven.check(is_last=False)
 
     watcher = asyncio.create_task(watch(log))
     try:
@@ -89,6 +93,7 @@ async def _follow(node: Node, server: KVServer) -> None:
         while not view.over:
             server.update_view(view)
             view = await node.wait_for_change(view.epoch)
+        uneven.check()
     finally:
         watcher.cancel()
 

@@ -95,6 +95,8 @@ class KVServer:
         self.inheritance = Inheritance()
         self.windows = Windows(self.core.state.slots, self._may_read)
         self.effects = EffectRunner(self.core, self.store, self.links, self.windows)
+        self.before_return: Callable[[], None] = lambda: None
+        """Called before a worker that has rested counts again."""
         for name, role in OPERATIONS.items():
             handler = self.callers.restrict_to(role, getattr(self, f"_{name}"))
             service.operation(name, handler, borrow=name in ("push", "pushpull"))
@@ -229,6 +231,7 @@ class KVServer:
         ranges = ranges_of(message, items)
         member = p.Member(_field(message, "rank"), _field(message, "joined"))
         if message.header.get("exists"):
+            self.before_return()
             await self._wait_until_ready(_homes(items))
             self._check_existing(items)
 

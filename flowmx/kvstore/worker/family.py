@@ -30,6 +30,7 @@ class Family:
         group_numbers: the numbers for this worker's groups.
         fits: the number of calls of ``fit``.
         agreements: the number of agreements on a checkpoint.
+        logged_misses: the numbers of batches that this worker had fewer than others, as logged.
     """
 
     def __init__(self) -> None:
@@ -39,6 +40,7 @@ class Family:
         self.group_numbers = itertools.count()
         self.fits = 0
         self.agreements = 0
+        self.logged_misses: set[int] = set()
         self._claims: list[str] = []
 
     def entries(self) -> list[KeyState]:

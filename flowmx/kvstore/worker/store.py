@@ -23,6 +23,7 @@ from flowmx.kvstore import compression, imports
 from flowmx.kvstore.base import ASYNC, SYNC, registry
 from flowmx.kvstore.roles import run_if_server
 from flowmx.kvstore.spaces import suffix
+from flowmx.kvstore.wait_log import UNEVEN_ADVICE
 from flowmx.kvstore.worker import checkpoint_agreement, state_files
 from flowmx.kvstore.worker.coalescing import split_into_runs
 from flowmx.kvstore.worker.keys import KeyState
@@ -346,12 +347,26 @@ class DistKVStore(DistValues):
             marks = [(store, store._transfers.order.record(None)) for store in stores]
 
             async def meet(entries: list[KeyState], then: Callable[[], Awaitable[object]] | None) -> None:
+                pushes_before = [max(entry.numbers, default=0) for entry in entries]
                 await self._session.barrier(entries, then)
+                self._warn_of_missed_rounds(entries, pushes_before)
                 for store, at in marks:  # others may have pushed meanwhile
                     counts = {entry.key: entry.count for entry in entries if entry in store._entries.values()}
                     store._transfers.order.begin(store._config or {}, counts, at)
 
             return self._enqueue_for_all_keys("kvstore barrier", meet, (self._family.entries(), then))
+
+    def _warn_of_missed_rounds(self, entries: Sequence[KeyState], pushes_before: Sequence[int]) -> None:
+        """Log that other workers had more batches than this one before a barrier."""
+        after = [max(entry.numbers, default=0) for entry in entries]
+        missed = max((now - before for now, before in zip(after, pushes_before, strict=True)), default=0)
+        if missed > 0 and self._is_synchronous and missed not in self._family.logged_misses:
+            self._family.logged_misses.add(missed)
+            log.warning(
+                "%s ended early: it had %d %s fewer than other workers, whose last updates lack its gradients%s; %s",
+                self._session.node.name, missed, "batch" if missed == 1 else "batches",
+                "" if self._optimizer is not None else " and are missing here", UNEVEN_ADVICE,
+            )  # fmt: skip
 
     async def _begin_fit(self, epoch: int, batch: int = 0) -> tuple[int, int]:
         await self.ready()
@@ -374,8 +389,8 @@ class DistKVStore(DistValues):
         await self._meet(lambda: self._session.position([self._family.fits, epoch, self._steps()]))
         if self._optimizer is None and self._steps() != steps:
             raise KVStoreError(
-                f"this worker had {self._steps() - steps} batches fewer than others, and has missed their updates: "
-                "give all workers the same number of batches, or let the kvstore update the parameters"
+                f"{self._session.node.name} had {self._steps() - steps} batches fewer than others, and has missed "
+                f"their updates: {UNEVEN_ADVICE}, or let the kvstore update the parameters"
             )
 
         fits, last_epoch, _ = await self._position()
