@@ -62,6 +62,37 @@ def _binary(array_name: str, scalar_name: str, swapped: bool = False) -> Callabl
     return method
 
 
+def as_mask(result: Any) -> Any:
+    """Mark an array of the numbers 0 and 1 as a mask, so that indexing by it warns; return the array."""
+    if isinstance(result, BaseArray):
+        storage = result.storage
+        storage.mask_at = storage.version
+    return result
+
+
+def _comparison(array_name: str, scalar_name: str) -> Callable[[Any, Any], NDArray]:
+    """Return the method of a comparison, as :func:`_binary`."""
+    compute = _binary(array_name, scalar_name)
+    return lambda self, other: as_mask(compute(self, other))
+
+
+def _product(self: Any, other: Any) -> Any:
+    """Multiply; the product of two masks is a mask."""
+    if self.storage.mask_at == -1:  # the usual case, decided quickly
+        return _multiply(self, other)
+    gives_mask = is_mask(self) and isinstance(other, BaseArray) and is_mask(other)
+    return as_mask(_multiply(self, other)) if gives_mask else _multiply(self, other)
+
+
+def is_mask(array: BaseArray) -> bool:
+    """Return whether an array is a mask of numbers: the result of a comparison, or made of bools."""
+    storage = array.storage
+    return storage.mask_at == storage.version
+
+
+_multiply = _binary("broadcast_mul", "_mul_scalar")
+
+
 def _in_place(array_name: str, scalar_name: str) -> Callable[[Any, Any], NDArray]:
     """Return the method of an in-place operator, which writes into the array's memory."""
     both = FastCall(lookup(array_name).create())
@@ -85,7 +116,7 @@ class Arithmetic(BaseArray):
 
     __add__ = _binary("broadcast_add", "_plus_scalar")
     __sub__ = _binary("broadcast_sub", "_minus_scalar")
-    __mul__ = _binary("broadcast_mul", "_mul_scalar")
+    __mul__ = _product
     __truediv__ = __div__ = _binary("broadcast_div", "_div_scalar")
     __mod__ = _binary("broadcast_mod", "_mod_scalar")
     __pow__ = _binary("broadcast_power", "_power_scalar")
@@ -109,12 +140,12 @@ class Arithmetic(BaseArray):
         def __eq__(self, other: Any) -> NDArray: ...  # type: ignore[override]
         def __ne__(self, other: Any) -> NDArray: ...  # type: ignore[override]
     else:
-        __eq__ = _binary("broadcast_equal", "_equal_scalar")
-        __ne__ = _binary("broadcast_not_equal", "_not_equal_scalar")
-    __gt__ = _binary("broadcast_greater", "_greater_scalar")
-    __ge__ = _binary("broadcast_greater_equal", "_greater_equal_scalar")
-    __lt__ = _binary("broadcast_lesser", "_lesser_scalar")
-    __le__ = _binary("broadcast_lesser_equal", "_lesser_equal_scalar")
+        __eq__ = _comparison("broadcast_equal", "_equal_scalar")
+        __ne__ = _comparison("broadcast_not_equal", "_not_equal_scalar")
+    __gt__ = _comparison("broadcast_greater", "_greater_scalar")
+    __ge__ = _comparison("broadcast_greater_equal", "_greater_equal_scalar")
+    __lt__ = _comparison("broadcast_lesser", "_lesser_scalar")
+    __le__ = _comparison("broadcast_lesser_equal", "_lesser_equal_scalar")
     __hash__ = object.__hash__
 
     def __neg__(self) -> Self:
@@ -127,7 +158,7 @@ class Arithmetic(BaseArray):
         return self._call("abs")
 
     def __invert__(self) -> Self:
-        return self._call("logical_not")
+        return cast("Self", as_mask(self._call("logical_not")))
 
     def __matmul__(self, other: NDArray) -> Self:
         if not isinstance(other, BaseArray):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ndarray.arithmetic import Numbers
+from flowmx.ndarray.arithmetic import Numbers, as_mask
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.fast_calls import FastCall
 from flowmx.ops.registry.operators import lookup
@@ -19,7 +19,7 @@ _NUMBERS: Any = (int, float, bool, np.generic)
 
 
 def _two(
-    name: str, arrays: str, scalar: str, swapped: str, numbers: Callable[[Any, Any], Any]
+    name: str, arrays: str, scalar: str, swapped: str, numbers: Callable[[Any, Any], Any], gives_mask: bool = False
 ) -> Callable[[Operand, Operand], Any]:
     """Define a function of two operands.
 
@@ -29,6 +29,7 @@ def _two(
         scalar: the operator with a number on the right, without ``_scalar``.
         swapped: the operator with a number on the left, without ``_scalar``.
         numbers: the function of two numbers.
+        gives_mask: whether it is a comparison.
     """
     both = FastCall(lookup(f"broadcast_{arrays}").create())
     right, left = (Numbers(f"{each}_scalar") for each in (scalar, swapped))
@@ -47,6 +48,8 @@ def _two(
         side, value = ("rhs", rhs) if isinstance(lhs, (NDArray, *_NUMBERS)) else ("lhs", lhs)
         raise TypeError(f"{name}: {side} is {type(value).__name__}, expected an NDArray or a number")
 
+    if gives_mask:
+        compute, function = function, lambda lhs, rhs: as_mask(compute(lhs, rhs))
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"{lookup(f'broadcast_{arrays}').__doc__} Each is an array or a number."
     return function
@@ -68,15 +71,15 @@ _power = _two("power", "power", "_power", "_rpower", operator.pow)
 maximum = _two("maximum", "maximum", "_maximum", "_maximum", max)
 minimum = _two("minimum", "minimum", "_minimum", "_minimum", min)
 hypot = _two("hypot", "hypot", "_hypot", "_hypot", math.hypot)
-equal = _two("equal", "equal", "_equal", "_equal", _number(operator.eq))
-not_equal = _two("not_equal", "not_equal", "_not_equal", "_not_equal", _number(operator.ne))
-greater = _two("greater", "greater", "_greater", "_lesser", _number(operator.gt))
-greater_equal = _two("greater_equal", "greater_equal", "_greater_equal", "_lesser_equal", _number(operator.ge))
-lesser = _two("lesser", "lesser", "_lesser", "_greater", _number(operator.lt))
-lesser_equal = _two("lesser_equal", "lesser_equal", "_lesser_equal", "_greater_equal", _number(operator.le))
-logical_and = _two("logical_and", "logical_and", "_logical_and", "_logical_and", _number(np.logical_and))
-logical_or = _two("logical_or", "logical_or", "_logical_or", "_logical_or", _number(np.logical_or))
-logical_xor = _two("logical_xor", "logical_xor", "_logical_xor", "_logical_xor", _number(np.logical_xor))
+equal = _two("equal", "equal", "_equal", "_equal", _number(operator.eq), True)
+not_equal = _two("not_equal", "not_equal", "_not_equal", "_not_equal", _number(operator.ne), True)
+greater = _two("greater", "greater", "_greater", "_lesser", _number(operator.gt), True)
+greater_equal = _two("greater_equal", "greater_equal", "_greater_equal", "_lesser_equal", _number(operator.ge), True)
+lesser = _two("lesser", "lesser", "_lesser", "_greater", _number(operator.lt), True)
+lesser_equal = _two("lesser_equal", "lesser_equal", "_lesser_equal", "_greater_equal", _number(operator.le), True)
+logical_and = _two("logical_and", "logical_and", "_logical_and", "_logical_and", _number(np.logical_and), True)
+logical_or = _two("logical_or", "logical_or", "_logical_or", "_logical_or", _number(np.logical_or), True)
+logical_xor = _two("logical_xor", "logical_xor", "_logical_xor", "_logical_xor", _number(np.logical_xor), True)
 # fmt: on
 
 

@@ -52,6 +52,8 @@ class Storage(Variable):
     array: Any = None
     ones_at = ones_from = -1
     """The version at which all elements were set to 1, and the version before (``fixing.py``)."""
+    mask_at = -1
+    """The version at which the content was a mask of the numbers 0 and 1 (``indexing.py`` warns of it)."""
     shared = False
     """True if handles other than the operator's result may use the memory."""
     histories: WeakSet[History] | None = None

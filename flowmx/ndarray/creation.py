@@ -13,6 +13,7 @@ from flowmx.devices import Context
 from flowmx.errors import ShapeError
 from flowmx.late_binding import late
 from flowmx.ndarray import core, recorded_writes, recording
+from flowmx.ndarray.arithmetic import as_mask
 from flowmx.ndarray.copies import copy_into
 from flowmx.ndarray.core import BaseArray, allocate, invoke
 from flowmx.ops.registry.dtypes import FLOAT32, DType, DTypeLike, as_dtype, element, elements
@@ -54,10 +55,18 @@ def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> N
         raise _conversion_error(source_array, kind, error) from None
     device = on_context(ctx)
     if not device.is_asynchronous:
-        return cast("NDArray", allocate(device, data.shape, kind, data))
-    result = cast("NDArray", allocate(device, data.shape, kind))
-    copy_into(allocate(devices.get(devices.cpu()), data.shape, kind, data), result)
-    return result
+        result = cast("NDArray", allocate(device, data.shape, kind, data))
+    else:
+        result = cast("NDArray", allocate(device, data.shape, kind))
+        copy_into(allocate(devices.get(devices.cpu()), data.shape, kind, data), result)
+    return as_mask(result) if dtype is None and has_bools(source_array) else result
+
+
+def has_bools(source: Any) -> bool:
+    """Return whether an array, or nested lists, are made of bools."""
+    while isinstance(source, (list, tuple)) and source:
+        source = source[0]
+    return isinstance(source, bool) or getattr(getattr(source, "dtype", None), "kind", "") == "b"
 
 
 def _is_sparse(source: object) -> bool:

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from flowmx import devices
+from flowmx.engine.origin import warn_user
 from flowmx.engine.runtime import engine
 from flowmx.errors import ShapeError
 from flowmx.ndarray import core, recorded_writes
+from flowmx.ndarray.arithmetic import is_mask
 from flowmx.ndarray.core import B, BaseArray, invoke
 from flowmx.ndarray.recording import state
 from flowmx.ndarray.views import (
@@ -30,14 +32,19 @@ from flowmx.ops.registry.operators import Array, Shape, lookup
 from flowmx.ops.sparse.shapes import SparseShape
 
 _BASIC = (int, np.integer, slice, type(None), type(Ellipsis))
+_MASK_OF_NUMBERS = (
+    "the index is a mask of the numbers 0 and 1, which are row numbers here, as in MXNet: x[mask] is made of rows 0 "
+    "and 1. To select by a mask, use x[mask.astype('bool')], mx.nd.contrib.boolean_mask(x, mask) for rows, or mx.np "
+    "arrays; mask.astype('int32') confirms row numbers"
+)
+_warned_lines: set[tuple[str, int]] = set()
+"""The user's lines with a warning about a mask of numbers."""
 
 
 def get(array: BaseArray, key: Any) -> BaseArray:
     """Compute ``array[key]``: a view if a basic key selects contiguous elements, else a copy."""
-    if isinstance(key, (BaseArray, list, np.ndarray)):
-        key = (key,)
-    parts = key if isinstance(key, tuple) else (key,)
-    if not all(isinstance(part, _BASIC) and not isinstance(part, bool) for part in parts):
+    parts = _parts(key)
+    if not all(isinstance(part, _BASIC) for part in parts):
         return _gather(array, parts)
     full = _expand(array, parts)
     offset, shape, strides = _view(array, full)
@@ -47,6 +54,14 @@ def get(array: BaseArray, key: Any) -> BaseArray:
     if are_contiguous(shape, strides, itemsize):
         return make_view(array, offset, shape, strides)
     return _part(array, offset, shape, strides)
+
+
+def _parts(key: Any) -> tuple[Any, ...]:
+    """Return the parts of a key; single bools are numbers, as in MXNet."""
+    parts = key if isinstance(key, tuple) else (key,)
+    if bool not in map(type, parts):
+        return parts
+    return tuple([int(part) if isinstance(part, bool) else part for part in parts])
 
 
 def _part(array: B, offset: int, shape: Shape, strides: Shape) -> B:
@@ -72,13 +87,11 @@ def put(array: BaseArray, key: Any, value: Any) -> None:
     """
     if isinstance(value, BaseArray) and isinstance(value.dims, SparseShape):
         value = value.tostype("default")
-    if isinstance(key, (BaseArray, list, np.ndarray)):
-        key = (key,)
-    parts = key if isinstance(key, tuple) else (key,)
+    parts = _parts(key)
     device = array.storage.device
     of_host = isinstance(value, np.ndarray)
     indexes: tuple[BaseArray, ...]
-    if all(isinstance(part, _BASIC) and not isinstance(part, bool) for part in parts):
+    if all(isinstance(part, _BASIC) for part in parts):
         offset, shape, strides = _view(array, _expand(array, parts))
         target = placed(array, offset, shape, strides)
         whole = target.strided_view is None
@@ -225,6 +238,8 @@ def _template(array: BaseArray, parts: tuple[Any, ...]) -> tuple[str, tuple[Base
                 engine.wait_variable(part.storage)
                 part = part.asnumpy()
             else:
+                if is_mask(part):
+                    warn_user(_MASK_OF_NUMBERS, _warned_lines)
                 part = part.as_in_context(device.context)
         if isinstance(part, (list, tuple, range, np.ndarray)):
             part = np.asarray(part)

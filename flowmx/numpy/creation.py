@@ -15,8 +15,9 @@ import numpy as np
 from flowmx import devices
 from flowmx.errors import raised_as_mxnet
 from flowmx.ndarray import interchange
+from flowmx.ndarray.arithmetic import as_mask
 from flowmx.ndarray.core import BaseArray, invoke
-from flowmx.ndarray.creation import as_shape
+from flowmx.ndarray.creation import as_shape, has_bools
 from flowmx.ndarray.creation import full as classic_full
 from flowmx.numpy import calls, conversion, table
 from flowmx.numpy.calls import call
@@ -58,7 +59,8 @@ def array(object: object, dtype: object = None, ctx: object = None, *, copy: boo
     if kind is None and not semantics.get().dtype:
         kind = default_float()
     try:
-        return asarray(object, kind, device=context, copy=True)
+        result = asarray(object, kind, device=context, copy=True)
+        return as_mask(result) if dtype is None and has_bools(object) else result
     except ValueError as error:
         raise TypeError(str(error)) from error
 
