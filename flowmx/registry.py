@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, Self, TypeVar
 
 from flowmx.errors import ArgumentError
+from flowmx.foreign_names import MODULES, advice
 from flowmx.suggestions import did_you_mean
 
 T = TypeVar("T")
@@ -81,7 +82,8 @@ class Registry(Generic[T]):
         cls = self.classes.get(name.lower())
         if cls is None:
             names = sorted({*self.classes, *self.lazy_modules})
-            hint = did_you_mean(name, names) or f"; expected one of {', '.join(names)}"
+            hint = advice(MODULES.get(f"flowmx.{self.nickname}", {}), name) or did_you_mean(name, names)
+            hint = hint or f"; expected one of {', '.join(names)}"
             raise ArgumentError(
                 f"unknown {self.nickname} {name!r}{hint} (register custom ones with @mx.{self.nickname}.register)"
             )

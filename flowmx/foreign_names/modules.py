@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from flowmx.foreign_names.metrics import METRICS
 from flowmx.foreign_names.objects import ENABLE_GRAD, NO_GRAD
 
 __all__ = ["MODULES"]
@@ -201,13 +202,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "PiecewiseConstantDecay": "MultiFactorScheduler(steps, factor)", "PolynomialLR": "PolyScheduler(max_update)",
         "StepLR": "FactorScheduler(step, factor)",
     },
-    "flowmx.metric": {
-        "AveragePrecision": "AUC()", "BinaryAccuracy": "Accuracy()", "CategoricalAccuracy": "Accuracy()",
-        "F1Score": "F1()", "Mean": "Loss(), the mean of values", "MeanAbsoluteError": "MAE()",
-        "MeanSquaredError": "MSE()", "R2Score": "PearsonCorrelation(), whose square it is for linear fits",
-        "RootMeanSquaredError": "RMSE()", "SparseCategoricalAccuracy": "Accuracy()",
-        "TopKCategoricalAccuracy": "TopKAccuracy(k)", "accuracy_score": "Accuracy()",
-    },
+    "flowmx.metric": METRICS,
     "flowmx.ndarray": _FUNCTIONS,
     "flowmx.optimizer": {
         "Adadelta": "AdaDelta()", "Adagrad": "AdaGrad()", "Momentum": "SGD(momentum=0.9)", "NAdam": "Nadam()",

@@ -16,6 +16,7 @@ from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.graph.nesting import flatten, regroup
 from flowmx.graph.storage_types import declared_stype
 from flowmx.ndarray.files import load_named
+from flowmx.ops.registry.dtypes import BY_FLAG
 from flowmx.symbol import Symbol
 
 __all__ = ["SymbolBlock"]
@@ -62,7 +63,11 @@ class SymbolBlock(HybridBlock):
         # Infer the dtypes that a file does not declare. It declares dtypes other than float32 for parameters only.
         declared = {variable.name: variable.attr("__dtype__") for variable in variables}
         used = set(symbol.list_inputs())
-        dtypes_of = {name: int(number) for name, number in declared.items() if number is not None and name in used}
+        dtypes_of = {
+            name: BY_FLAG[int(text)]
+            for name, text in declared.items()
+            if text and int(text) in BY_FLAG and name in used
+        }
         arguments, _, auxiliary = symbol.infer_type_partial(**dtypes_of)
         for names, dtypes, request in (
             (symbol.list_arguments(), arguments, "write"),

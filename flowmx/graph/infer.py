@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from flowmx.errors import MXNetError, ShapeError, TypeInferenceError
 from flowmx.graph.node import Entry, Node
-from flowmx.ops.registry.dtypes import FLOAT32, DType, as_dtype, name_of
+from flowmx.ops.registry.dtypes import FLOAT32, DType, dtype_numbered, name_of
 from flowmx.ops.registry.operators import Operator, Shape, ShapeOrNone, merge
 
 _ROUNDS = 8
@@ -201,7 +201,7 @@ def partial_types(
             continue
         dtype, declared = variables.get(node), node.attributes.get("__dtype__")
         if dtype is None and declared is not None and int(declared) >= 0:
-            dtype = as_dtype(int(declared))
+            dtype = dtype_numbered(int(declared))
         dtypes[Entry(node, 0)] = dtype
     for iteration in range(_ROUNDS):
         changed, unsolved = False, []

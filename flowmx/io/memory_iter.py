@@ -12,7 +12,7 @@ from flowmx.data.batch_order import BatchOrder, End
 from flowmx.engine.origin import warn_user
 from flowmx.io.data_iter import BatchIter, DataBatch, DataDesc
 from flowmx.ndarray import NDArray
-from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.dtypes import DType, as_dtype
 from flowmx.ops.registry.operators import Array
 
 _warned: set[tuple[str, int]] = set()
@@ -88,7 +88,7 @@ def element_type(name: str, dtype: Any) -> DType:
     Raises:
         ValueError: iterators do not support this dtype.
     """
-    kind = np.dtype(np.float32 if dtype is None or dtype == "None" else dtype)
+    kind = as_dtype(None if dtype is None or dtype == "None" else dtype)
     if kind.name not in DTYPES:
         raise ValueError(f"{name}: dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
     return kind

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
 
 import numpy
 
+from flowmx.foreign_names import METRIC_OBJECTS, raise_missing
+from flowmx.metric.values import NoNumber
 from flowmx.ndarray import NDArray
 from flowmx.registry import Registry
 
@@ -47,7 +49,7 @@ def host(array: Any) -> Host:
     return values
 
 
-class EvalMetric:
+class EvalMetric(NoNumber):
     """Base class of metrics.
 
     A subclass implements :meth:`measure` for one pair of arrays. A subclass that overrides :meth:`update`, as in
@@ -172,6 +174,11 @@ class EvalMetric:
 
     def __str__(self) -> str:
         return f"EvalMetric: {dict(self.get_name_value())}"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise_missing(self, name, METRIC_OBJECTS)
 
 
 class NamedMetric(EvalMetric):

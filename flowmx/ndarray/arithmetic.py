@@ -76,21 +76,23 @@ def _comparison(array_name: str, scalar_name: str) -> Callable[[Any, Any], NDArr
     return lambda self, other: as_mask(compute(self, other))
 
 
-def _product(self: Any, other: Any) -> Any:
-    """Multiply; the product of two masks is a mask."""
-    if self.storage.mask_at == -1:  # the usual case, decided quickly
-        return _multiply(self, other)
-    gives_mask = is_mask(self) and isinstance(other, BaseArray) and is_mask(other)
-    return as_mask(_multiply(self, other)) if gives_mask else _multiply(self, other)
+def _product(array_name: str, scalar_name: str) -> Callable[[Any, Any], NDArray]:
+    """Return the method of the product, as :func:`_binary`; the product of two masks is a mask."""
+    multiply = _binary(array_name, scalar_name)
+
+    def method(self: BaseArray, other: Any) -> Any:
+        if self.storage.mask_at == -1:  # the usual case, decided quickly
+            return multiply(self, other)
+        gives_mask = is_mask(self) and isinstance(other, BaseArray) and is_mask(other)
+        return as_mask(multiply(self, other)) if gives_mask else multiply(self, other)
+
+    return method
 
 
 def is_mask(array: BaseArray) -> bool:
     """Return whether an array is a mask of numbers: the result of a comparison, or made of bools."""
     storage = array.storage
     return storage.mask_at == storage.version
-
-
-_multiply = _binary("broadcast_mul", "_mul_scalar")
 
 
 def _in_place(array_name: str, scalar_name: str) -> Callable[[Any, Any], NDArray]:
@@ -116,7 +118,7 @@ class Arithmetic(BaseArray):
 
     __add__ = _binary("broadcast_add", "_plus_scalar")
     __sub__ = _binary("broadcast_sub", "_minus_scalar")
-    __mul__ = _product
+    __mul__ = _product("broadcast_mul", "_mul_scalar")
     __truediv__ = __div__ = _binary("broadcast_div", "_div_scalar")
     __mod__ = _binary("broadcast_mod", "_mod_scalar")
     __pow__ = _binary("broadcast_power", "_power_scalar")

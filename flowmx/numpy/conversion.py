@@ -67,7 +67,11 @@ def parse_dtype(value: Any) -> DType | None:
         return None if value is None else BY_NAME[value]
     if isinstance(value, np.dtype) and value in _DTYPES:
         return value
-    if value in ("complex64", "complex128") or value.__class__ is np.dtype or isinstance(value, type):
+    if (
+        (isinstance(value, str) and value in ("complex64", "complex128"))
+        or value.__class__ is np.dtype
+        or isinstance(value, type)
+    ):
         try:
             dtype: DType = np.dtype(value)
         except TypeError:

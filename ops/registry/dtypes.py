@@ -25,8 +25,8 @@ _TABLE: list[tuple[str, int, Any]] = [
     *_BFLOAT16,
 ]  # fmt: skip
 
-DTypeLike = npt.DTypeLike | int | None
-"""An element type: a name, a NumPy type, a dtype or MXNet's number; None for the default."""
+DTypeLike = npt.DTypeLike | None
+"""An element type: a name, a type of Python or NumPy, a dtype, or an array with one; None for the default."""
 FLOAT32: DType = np.dtype(np.float32)
 BY_NAME: dict[str, DType] = {name: np.dtype(kind) for name, _, kind in _TABLE}
 NAMES: dict[DType, str] = {dtype: name for name, dtype in BY_NAME.items()}
@@ -37,7 +37,7 @@ _cache: dict[object, DType] = {}
 
 
 def as_dtype(value: DTypeLike) -> DType:
-    """Return the dtype for a name, a NumPy type, a dtype or MXNet's number (None: float32).
+    """Return the dtype for a name, a type of Python or NumPy, a dtype, or an array (None: float32).
 
     Raises:
         TypeInferenceError: the element type is unknown.
@@ -49,9 +49,20 @@ def as_dtype(value: DTypeLike) -> DType:
     if cached is not None:
         return cached
     dtype = _lookup(value)
-    if len(_cache) < 256:
+    if len(_cache) < 256 and isinstance(value, (str, type, np.dtype)):
         _cache[value] = dtype
     return dtype
+
+
+def dtype_numbered(number: int) -> DType:
+    """Return the dtype of MXNet's number, as files have it.
+
+    Raises:
+        TypeInferenceError: there is no such number.
+    """
+    if number not in BY_FLAG:
+        raise TypeInferenceError(f"the number of a dtype is {number}, expected one of {', '.join(map(str, BY_FLAG))}")
+    return BY_FLAG[number]
 
 
 _PLAIN = re.compile(r"[<>|=]?(?:[?bBhHiIlLqQnNpPefdg]|[biuf][0-9]{1,2})|[a-z_]{3,16}[0-9]{0,3}")
@@ -76,8 +87,9 @@ def _lookup(value: DTypeLike) -> DType:
         return FLOAT32
     if isinstance(value, str) and value in BY_NAME:
         return BY_NAME[value]
-    if isinstance(value, int) and not isinstance(value, bool) and value in BY_FLAG:
-        return BY_FLAG[value]
+    of_array = None if isinstance(value, (str, type, np.dtype)) else getattr(value, "dtype", None)
+    if of_array is not None:  # as NumPy and MXNet accept it
+        return as_dtype(of_array)
     try:
         dtype: DType | None = dtype_named(value) if isinstance(value, str) else np.dtype(cast("Any", value))
     except (TypeError, ValueError):  # ValueError: an invalid dtype of fields
@@ -85,9 +97,30 @@ def _lookup(value: DTypeLike) -> DType:
     if dtype is not None and dtype.names == ("bfloat16",) and "bfloat16" in BY_NAME:  # how MXNet's scripts spell it
         return BY_NAME["bfloat16"]
     if dtype is None or dtype not in NAMES:
-        hint = "; bfloat16 needs the package ml_dtypes" if value == "bfloat16" else ""
+        hint = dtype_hint(value)
         raise TypeInferenceError(f"dtype is {_shorten(value)}, expected one of {', '.join(BY_NAME)}{hint}")
     return dtype
+
+
+_ELSEWHERE = {"half": "float16", "float": "float32", "double": "float64", "long": "int64", "int": "int32",
+              "short": "int16", "boolean": "bool"}  # fmt: skip
+"""Dtypes by names of other libraries."""
+
+
+def dtype_hint(value: object) -> str:
+    """Return the end of the message for an invalid dtype, such as ``"; use 'float32'"``, or ""."""
+    if isinstance(value, (bool, int, float)):
+        dtype = BY_FLAG.get(value) if type(value) is int else None
+        if dtype is None:
+            return "; a number is no dtype: is it meant for a different argument?"
+        return f"; a number is no dtype, and {value} is that of {NAMES[dtype]} in MXNet's files: use {NAMES[dtype]!r}"
+    if value == "bfloat16":
+        return "; bfloat16 needs the package ml_dtypes"
+    library, _, name = str(value).strip("<>'").rpartition(".")
+    if not library and str(value).startswith("<dtype: "):  # TensorFlow's
+        name = str(value)[len("<dtype: ") :].strip("'>")
+    name = _ELSEWHERE.get(name, name)
+    return f"; use {name!r}" if name in BY_NAME else ""
 
 
 def _shorten(value: object) -> str:

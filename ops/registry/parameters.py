@@ -19,7 +19,7 @@ import numpy as np
 
 from flowmx import forks
 from flowmx.errors import ParameterError
-from flowmx.ops.registry.dtypes import DType, as_dtype, name_of
+from flowmx.ops.registry.dtypes import DType, as_dtype, dtype_hint, name_of
 
 Shape = tuple[int, ...]
 MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "MISSING"})()
@@ -94,7 +94,7 @@ class Parameter(NamedTuple):
         """
         if type(value) is float is self.kind and self.low is None and self.high is None:
             return value
-        if self.optional and (value is None or value == "None" or value == ""):
+        if self.optional and (value is None or (isinstance(value, str) and value in ("None", ""))):
             return None
         try:
             converted = self.choice(value) if self.choices else _CONVERT[self.kind](value)
@@ -105,6 +105,7 @@ class Parameter(NamedTuple):
         except (ValueError, TypeError, SyntaxError, KeyError, OverflowError):
             raise ParameterError(
                 f"{operator}: parameter {self.name} is {_shorten(value)}, expected {self.describe()}"
+                + (dtype_hint(value) if self.kind is DType else "")
             ) from None
         return converted
 

@@ -19,7 +19,17 @@ X = mx.nd.ones((2, 3))
 TRAINER = mx.gluon.Trainer(NET.collect_params(), "sgd")
 PARAM = NET[0].weight
 MODULE = mx.mod.Module(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), label_names=None)
-OWNERS = {"x": X, "net": NET, "trainer": TRAINER, "param": PARAM, "mod": MODULE, "mx": mx, "gluon": mx.gluon}
+METRIC = mx.metric.Accuracy()
+OWNERS = {
+    "metric": METRIC,
+    "x": X,
+    "net": NET,
+    "trainer": TRAINER,
+    "param": PARAM,
+    "mod": MODULE,
+    "mx": mx,
+    "gluon": mx.gluon,
+}
 
 
 @pytest.mark.parametrize(
@@ -44,6 +54,10 @@ OWNERS = {"x": X, "net": NET, "trainer": TRAINER, "param": PARAM, "mod": MODULE,
         ("mx.lr_scheduler.StepLR", "FactorScheduler"),
         ("mx.optimizer.Momentum", "SGD(momentum=0.9)"),
         ("mx.metric.RootMeanSquaredError", "RMSE()"),
+        ("mx.metric.binary_accuracy", "Accuracy()"),
+        ("mx.metric.MulticlassF1Score", "F1()"),
+        ("metric.result", "metric.get()[1]"),
+        ("metric.update_state", "metric.update(labels, preds)"),
         ("mx.init.xavier_uniform_", "Xavier()"),
         ("mx.gluon.data.vision.transforms.RandomHorizontalFlip", "RandomFlipLeftRight()"),
         ("mx.gluon.model_zoo.vision.resnet50", "resnet50_v1()"),
@@ -64,6 +78,7 @@ def advised():
     tables = {
         "x": foreign_names.ARRAYS, "net": foreign_names.BLOCKS, "trainer": foreign_names.TRAINERS,
         "param": foreign_names.PARAMETERS, "mod": foreign_names.MODULE_OBJECTS,
+        "metric": foreign_names.METRIC_OBJECTS,
     }  # fmt: skip
     for owner, table in {**tables, **foreign_names.MODULES}.items():
         for name, text in table.items():
@@ -76,8 +91,40 @@ def test_advice_names_what_exists_for_names_that_do_not(owner, name, text):
     if owner == "net" and hasattr(NET, name):
         subject = nn.Lambda("relu")  # a block that is not hybrid, or not a container
     assert not hasattr(subject, name)
-    for reference in re.findall(r"(?<![\w.])(?:mx|gluon|net|x|trainer|param|mod)(?:\.\w+)+", text):
+    for reference in re.findall(r"(?<![\w.])(?:mx|gluon|net|x|trainer|param|mod|metric)(?:\.\w+)+", text):
         eval(reference, OWNERS)
+
+
+@pytest.mark.parametrize(
+    ("create", "name", "advice"),
+    [
+        (mx.metric.create, "BinaryAccuracy", "Accuracy()"),
+        (mx.metric.create, "sparse_categorical_accuracy", "Accuracy()"),
+        (mx.metric.create, "MeanIoU", "ConfusionMatrix().matrix"),
+        (mx.metric.create, "KLDivergence", "mx.metric.np(function)"),
+        (mx.optimizer.create, "Momentum", "SGD(momentum=0.9)"),
+        (mx.init.create, "kaiming_normal_", "MSRAPrelu()"),
+    ],
+)
+def test_creating_by_a_foreign_name_names_the_equivalent(create, name, advice):
+    with pytest.raises(ValueError, match=rf"{name}.*: use {re.escape(advice)}"):
+        create(name)
+
+
+NUMBERS = {
+    "comparison": lambda metric: metric > 0.5, "swapped comparison": lambda metric: metric >= 0.5,
+    "maximum": lambda metric: max(metric, 0.5), "comparison of metrics": lambda metric: metric < mx.metric.Accuracy(),
+    "sum": lambda metric: metric + 1, "ratio": lambda metric: 1 / metric, "float": float, "round": round,
+    "format": lambda metric: f"{metric:.3f}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("use", NUMBERS)
+def test_a_metric_that_is_used_as_a_number_names_its_value(use):
+    with pytest.raises(TypeError, match=r"is a metric, expected a number: its value is metric\.get\(\)\[1\]"):
+        NUMBERS[use](METRIC)
+    assert f"{METRIC}" == str(METRIC)
+    assert METRIC == METRIC and mx.metric.Accuracy() != METRIC
 
 
 def test_other_names_have_pythons_message():
