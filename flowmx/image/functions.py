@@ -19,6 +19,7 @@ from flowmx import ndarray as nd
 from flowmx.data import codecs, rng
 from flowmx.data.augmentation import geometry
 from flowmx.errors import DataError, ParameterError, ShapeError, raised_as_mxnet
+from flowmx.image.layouts import expect_channels_first
 from flowmx.ndarray import NDArray
 from flowmx.ops.vision import opencv_resize
 from flowmx.settings import DamagedImages
@@ -297,6 +298,7 @@ def imrotate(src: NDArray, rotation_degrees: Any, zoom_in: bool = False, zoom_ou
         raise TypeError(f"imrotate: src has dtype {np.dtype(src.dtype).name}, expected float32")
     if src.ndim not in (3, 4):
         raise ShapeError(f"imrotate: src has shape {src.shape}, expected 3 axes, or 4 for a batch")
+    expect_channels_first("rotation", src)
     if src.ndim == 3:
         if not isinstance(rotation_degrees, Real):
             raise TypeError("imrotate: there are several angles for one image")
@@ -318,8 +320,9 @@ def _rotation_grid(h: int, w: int, angles: Any, zoom_in: bool, zoom_out: bool) -
     """Return the sampling grid of rotated images, with coordinates from -1 to 1: (images, 2, h, w)."""
     angles = angles[:, None, None]
     y, x = np.arange(h)[:, None] - (h - 1) / 2, np.arange(w)[None, :] - (w - 1) / 2
-    grid_x = (x * np.cos(angles) - y * np.sin(angles)) / ((w - 1) / 2)
-    grid_y = (x * np.sin(angles) + y * np.cos(angles)) / ((h - 1) / 2)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a single row or column, whose result is undefined in MXNet
+        grid_x = (x * np.cos(angles) - y * np.sin(angles)) / ((w - 1) / 2)
+        grid_y = (x * np.sin(angles) + y * np.cos(angles)) / ((h - 1) / 2)
     grid = np.stack([grid_x, grid_y], 1)
     if zoom_in or zoom_out:
         grid *= _zoom(h, w, np.abs(angles), zoom_in)[:, None]

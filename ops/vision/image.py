@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from flowmx.errors import ParameterError, ShapeError, TypeInferenceError
+from flowmx.engine.origin import warn_user
+from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.arrays.linear import Linear, linear
 from flowmx.ops.nn.common import computing_dtype
 from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
@@ -80,11 +81,18 @@ class ToTensor(Linear, input_named=True):
         run.xp.divide(run.xp.moveaxis(head, -3, -1), 255, out=out, casting="unsafe")
 
 
+_warned_lines: set[tuple[str, int]] = set()
+"""The user's lines with a warning about integers."""
+
+
 @operator("_image_normalize")
 class Normalize(Operator, in_place=((0, 0),), input_named=True):
-    """(data - mean)/std for each channel of tensors of shape (..., channels, height, width)."""
+    """(data - mean)/std for each channel of tensors of shape (..., channels, height, width).
 
-    input_docs = describe(data="(channels, height, width) or (batch, channels, height, width), float")
+    Integers are truncated, and wrap.
+    """
+
+    input_docs = describe(data="(channels, height, width) or (batch, channels, height, width), any dtype")
     output_doc = "The shape and dtype of data"
     mean: tuple[float, ...] = option((0.0,), "The mean of each channel, or of all.")
     std: tuple[float, ...] = option((1.0,), "The standard deviation of each channel, or of all.")
@@ -102,8 +110,11 @@ class Normalize(Operator, in_place=((0, 0),), input_named=True):
         return shapes, [shape]
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
-        if dtypes[0] is not None and dtypes[0].kind != "f":
-            raise TypeInferenceError(f"{self.name}: input data has dtype {name_of(dtypes[0])}, expected a float")
+        if dtypes[0] is not None and dtypes[0].kind in "biu":
+            warn_user(
+                f"{self.name}: input data has dtype {name_of(dtypes[0])}, so the result is truncated to integers, as "
+                "in MXNet: apply ToTensor() before, or astype('float32')", _warned_lines,
+            )  # fmt: skip
         return dtypes, dtypes
 
     def _channels(self, xp: ArrayNamespace, values: tuple[float, ...]) -> Array:
@@ -111,8 +122,13 @@ class Normalize(Operator, in_place=((0, 0),), input_named=True):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp = run.xp
-        centered = inputs[0].astype(computing_dtype(inputs[0].dtype), copy=False) - self._channels(xp, self.mean)
-        xp.divide(centered, self._channels(xp, self.std), out=outputs[0], casting="unsafe")
+        is_integer = inputs[0].dtype.kind in "biu"
+        dtype = FLOAT32 if is_integer else computing_dtype(inputs[0].dtype)
+        centered = inputs[0].astype(dtype, copy=False) - self._channels(xp, self.mean)
+        if is_integer:  # wrap on every machine
+            xp.copyto(outputs[0], (centered / self._channels(xp, self.std)).astype(np.int64), casting="unsafe")
+        else:
+            xp.divide(centered, self._channels(xp, self.std), out=outputs[0], casting="unsafe")
 
     def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
         return [F.op(self.name, heads[0], std=self.std)]

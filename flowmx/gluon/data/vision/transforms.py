@@ -22,6 +22,7 @@ from flowmx.gluon.data.vision.rand_augment import RandAugment
 from flowmx.gluon.data.vision.transform_bases import HostTransform, RandomTransform, as_array, can_run_on_host
 from flowmx.gluon.nn import HybridSequential, Sequential
 from flowmx.image.augmenters import RandomGrayAug
+from flowmx.image.layouts import expect_channels_last
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.dtypes import DTypeLike, as_dtype
 from flowmx.ops.registry.tensors import Functions, Tensor
@@ -40,6 +41,12 @@ Range = tuple[float, float]
 def _pair(size: Size) -> tuple[int, int]:
     """Return (width, height)."""
     return (int(size), int(size)) if isinstance(size, int | np.integer) else (size[0], size[1])
+
+
+def _check_layout(transform: HybridBlock, F: Functions, x: Tensor) -> None:
+    """Warn if an array looks like (channels, height, width); a symbol has no known shape."""
+    if F is not sym:
+        expect_channels_last(type(transform).__name__, x)
 
 
 # -- compositions ------------------------------------------------------------------------------------------
@@ -152,9 +159,11 @@ class ToTensor(HostTransform, HybridBlock):
     """Convert images (H, W, C) with values from 0 to 255 to float32 (C, H, W) with values from 0 to 1."""
 
     def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: Any) -> Tensor:
+        _check_layout(self, F, x)
         return F.image.to_tensor(x)
 
     def host(self, image: Any) -> Any:
+        expect_channels_last("ToTensor()", image)
         if image.ndim not in (3, 4):
             return nd.image.to_tensor(as_array(image)).asnumpy()  # raises the operator's error
         tensor = np.empty((*image.shape[:-3], image.shape[-1], *image.shape[-3:-1]), np.float32)
@@ -257,6 +266,7 @@ class RandomResizedCrop(Block):
         self._args = (_pair(size), scale, ratio, interpolation)
 
     def forward(self, x: NDArray, *args: Any) -> NDArray:
+        expect_channels_last("RandomResizedCrop", x)
         return image.random_size_crop(x, *self._args)[0]
 
 
@@ -277,6 +287,7 @@ class RandomCrop(Block):
         self._pad_value = pad_value
 
     def forward(self, x: NDArray, *args: Any) -> NDArray:
+        expect_channels_last("RandomCrop", x)
         if self._pad is not None:
             horizontal, vertical = self._pad
             x = image.copyMakeBorder(x, vertical, vertical, horizontal, horizontal, value=self._pad_value)
@@ -304,6 +315,7 @@ class CropResize(HybridBlock):
         self._interpolation = 1 if interpolation is None else interpolation
 
     def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: Any) -> Tensor:
+        _check_layout(self, F, x)
         crop = F.image.crop(x, **self._area)
         return F.image.resize(crop, size=self._size, interp=self._interpolation) if self._size else crop
 
@@ -321,6 +333,7 @@ class CenterCrop(Block):
         self._args = (_pair(size), interpolation)
 
     def forward(self, x: NDArray, *args: Any) -> NDArray:
+        expect_channels_last("CenterCrop", x)
         return image.center_crop(x, *self._args)[0]
 
 
@@ -338,6 +351,7 @@ class Resize(HybridBlock):
         self._args = {"size": size, "keep_ratio": keep_ratio, "interp": interpolation}
 
     def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: Any) -> Tensor:
+        _check_layout(self, F, x)
         return F.image.resize(x, **self._args)
 
 
@@ -346,6 +360,7 @@ class _RandomFlip(HostTransform, RandomTransform):
     _axis: int
 
     def draw(self, x: NDArray) -> NDArray:
+        expect_channels_last(type(self).__name__, x)
         mirror: NDArray = getattr(nd.image, f"flip_{self._side}")(x) if rng.current().random() < 0.5 else x.copy()
         return mirror
 
@@ -354,6 +369,7 @@ class _RandomFlip(HostTransform, RandomTransform):
         return image
 
     def host(self, image: Any) -> Any:
+        expect_channels_last(type(self).__name__, image)
         return np.flip(image, self._axis) if rng.current().random() < 0.5 else image
 
 
