@@ -225,6 +225,11 @@ class Settings:
         "", "The partitioner applied to graphs when they are bound; unset or NONE: no partitioner."
     )
     exec_num_temp: int = _setting(1, "Maximum number of temporary workspaces per device.", low=1)
+    onednn_library: str = _setting(
+        "",
+        "File or folder of oneDNN's libdnnl.so.3; unset: search the environment, the user's packages, sys.path and the "
+        "dynamic linker's folders; 0: do not use oneDNN.",
+    )
     native_runs: bool = _setting(True, "Run the steps of a graph on a CPU in few native calls.")
     exec_check: bool = _setting(False, "Overwrite unused memory of bound symbols, to detect wrong sharing; slow.")
     cuda_graphs: bool = _setting(False, "Capture the steps of bound graphs on a GPU as CUDA graphs.")

@@ -43,6 +43,8 @@ def _process(snapshot: Snapshot) -> Iterator[str]:
     for loop in snapshot.get("loops", ()):
         state = f"blocked for {loop['blocked']:.1f} s" if loop["blocked"] > 0.1 else f"lag {loop['lag'] * 1e3:.1f} ms"
         yield f"  event loop of {loop['thread']}: {state}"
+    if snapshot.get("kernels"):
+        yield f"  kernels: {snapshot['kernels']}"
     memory = ", ".join(f"{device} {_size(nbytes)}" for device, nbytes in snapshot.get("memory", {}).items())
     if memory:
         yield f"  memory of arrays: {memory}"

@@ -46,6 +46,7 @@ def take() -> dict[str, Any]:
         **engine_state,
         "memory": devices.memory_in_use() if has_lock else {},
         "exchanges": [_exchange(request) for request in list(messages.under_way.values())],
+        "kernels": _kernels(),
         "reports": report_registry.reports(),
         "curves": curves.latest(),
     }
@@ -58,6 +59,12 @@ def _process() -> dict[str, object]:
         "host": platform.node(),
         "versions": {"flowmx": _version(), "python": platform.python_version()},
     }
+
+
+def _kernels() -> str:
+    """Describe the library of the CPU's kernels, if they were imported."""
+    library = sys.modules.get("flowmx.ops.kernels.onednn.library")
+    return "" if library is None else str(library.status())
 
 
 @cache

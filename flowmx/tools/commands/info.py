@@ -13,6 +13,7 @@ from typing import Any
 from flowmx import settings
 from flowmx.devices import num_gpus
 from flowmx.ops import kernels
+from flowmx.ops.kernels.onednn import library
 from flowmx.ops.registry.dtypes import name_of
 from flowmx.runtime import cpu_flags
 from flowmx.tools.usage import parser
@@ -63,6 +64,7 @@ def collect() -> dict[str, object]:
         "platform": platform.platform(),
         "cores": cores(),
         "packages": {name: _version(name) for name in PACKAGES},
+        "onednn": _onednn(),
         "devices": _devices(),
         "numbers": _numbers(),
         "settings": [
@@ -85,7 +87,8 @@ def _as_text(report: dict[str, Any]) -> str:
     for name, version in report["packages"].items():
         purpose = f"  ({PACKAGES[name]})" if PACKAGES[name] else ""
         lines.append(f"  {name:<21} {version or 'not installed'}{purpose}")
-    lines += ["", "devices", *(f"  {device}" for device in report["devices"]), "", "low precision on the CPU"]
+    lines += ["", report["onednn"], "", "devices", *(f"  {device}" for device in report["devices"])]
+    lines += ["", "low precision on the CPU"]
     for name, row in report["numbers"].items():
         instructions = " and ".join(row["instructions"]) or "none"
         lines.append(f"  {name:<9} instructions for products: {instructions}; computed in {row['computed in']}")
@@ -124,6 +127,12 @@ def _numbers() -> dict[str, dict[str, Any]]:
         }
         for name, candidates in _INSTRUCTIONS.items()
     }
+
+
+def _onednn() -> str:
+    """Return the version and the file of oneDNN, or where it was searched."""
+    library.library()
+    return library.status()
 
 
 def _version(distribution: str) -> str | None:

@@ -1,13 +1,14 @@
 """oneDNN's C API through ctypes: the library, its constants, and its functions with status checks.
 
-The library comes with the wheel ``onednn-cpu-gomp`` (oneDNN 3.2): ``libdnnl.so.3`` in the ``lib`` folder of the
-environment. If it is missing, :func:`library` returns None and every operator's forward runs.
+The library comes with the wheel ``onednn-cpu-gomp`` (oneDNN 3.2); :mod:`search` has the places where it may be. If it
+is missing, :func:`library` returns None and every operator's forward runs.
 """
 
 from __future__ import annotations
 
 import ctypes
 import logging
+import mmap
 import platform
 import sys
 import weakref
@@ -17,13 +18,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flowmx import forks
+from flowmx import forks, settings
 from flowmx.devices.threads import spin_before_sleep
+from flowmx.ops.kernels.onednn import search
 
 Handle = ctypes.c_void_p
 Dims = ctypes.c_int64 * 12
 
-_FILE = "libdnnl.so.3"
+_VERSION = (3, 2)
+"""The oldest version that can be used; its interface is stable until the next major version."""
+_OPENMP = 2
+"""``DNNL_RUNTIME_OMP``, the threads of a build."""
 _log = logging.getLogger("flowmx.kernels")
 
 STATUS = ["success", "out of memory", "invalid arguments", "unimplemented", "last implementation reached",
@@ -150,6 +155,7 @@ class Library:
     """The loaded library with one engine and one stream; calls raise :class:`OneDNNError`.
 
     Attributes:
+        path: its file.
         threads: returns the number of threads of a primitive that the calling thread makes or runs; OpenMP stores it
             per thread. A primitive's scratch memory is sized for the number at its creation, so it must run with the
             same number: more threads would write beyond the end.
@@ -157,6 +163,7 @@ class Library:
     """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self._dll = ctypes.CDLL(str(path))
         # Called before each execution, holding the GIL: releasing it would take longer.
         openmp = ctypes.PyDLL("libgomp.so.1")
@@ -244,12 +251,39 @@ class Library:
 
     def version(self) -> str:
         """Return the library's version."""
+        return ".".join(map(str, self._build().numbers))
 
-        class Version(ctypes.Structure):
-            _fields_ = [("numbers", ctypes.c_int * 3)]
+    def _build(self) -> _Version:
+        self._dll.dnnl_version.restype = ctypes.POINTER(_Version)
+        build: _Version = self._dll.dnnl_version().contents
+        return build
 
-        self._dll.dnnl_version.restype = ctypes.POINTER(Version)
-        return ".".join(map(str, self._dll.dnnl_version().contents.numbers))
+    def check_build(self, path: Path) -> None:
+        """Check that the library is one that flowmx can use: builds of systems and of conda differ.
+
+        Raises:
+            OneDNNError: its version or its threads do not fit.
+        """
+        build = self._build()
+        major, minor = build.numbers[:2]
+        if major != _VERSION[0] or minor < _VERSION[1]:
+            raise OneDNNError(f"its version is {self.version()}, expected {_VERSION[0]}.{_VERSION[1]} or a later one")
+        if build.cpu_runtime != _OPENMP:
+            raise OneDNNError("it was built without OpenMP, whose threads flowmx shares among kernels")
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if content.find(b"libgomp.so") < 0:
+                raise OneDNNError("it uses an OpenMP library other than libgomp")
+
+
+class _Version(ctypes.Structure):
+    """``dnnl_version_t``."""
+
+    _fields_ = [
+        ("numbers", ctypes.c_int * 3), ("hash", ctypes.c_char_p), ("cpu_runtime", ctypes.c_uint),
+        ("gpu_runtime", ctypes.c_uint),
+    ]  # fmt: skip
+    numbers: ctypes.Array[ctypes.c_int]
+    cpu_runtime: int
 
 
 def check(name: str, status: int) -> None:
@@ -258,11 +292,6 @@ def check(name: str, status: int) -> None:
         status_text = STATUS[status] if 0 < status < len(STATUS) else str(status)
         kind = Unsupported if status_text in ("unimplemented", "last implementation reached") else OneDNNError
         raise kind(f"oneDNN: {name} failed: {status_text}")
-
-
-def _path() -> Path | None:
-    folders = [Path(sys.prefix) / "lib", Path(sys.base_prefix) / "lib"]
-    return next((folder / _FILE for folder in folders if (folder / _FILE).exists()), None)
 
 
 _lock = forks.lock()
@@ -279,13 +308,50 @@ def library() -> Library | None:
 
 
 def _load() -> Library | None:
-    path = _path()
-    if path is None:
-        level = logging.WARNING if (sys.platform, platform.machine()) == ("linux", "x86_64") else logging.INFO
-        _log.log(level, "oneDNN is not installed: convolutions, products and recurrent layers run in NumPy, slower")
-        return None
-    try:
-        with spin_before_sleep():
-            return Library(path)
-    except (OSError, OneDNNError, AttributeError):
-        return None
+    setting = settings.get().onednn_library
+    for path in search.candidates(setting):
+        if not path.exists():
+            _missing.append(path)
+            continue
+        try:
+            with spin_before_sleep():
+                found = Library(path)
+            found.check_build(path)
+        except (OSError, OneDNNError, AttributeError) as error:
+            _failures.append(f"{path}: {error}")
+        else:
+            return found
+    if _failures or _missing:  # otherwise it is switched off
+        is_expected = setting or _failures or (sys.platform, platform.machine()) == ("linux", "x86_64")
+        _log.log(logging.WARNING if is_expected else logging.INFO, "%s", _description_of_search())
+    return None
+
+
+_failures: list[str] = []
+"""Files that could not be loaded, and the reasons."""
+_missing: list[Path] = []
+"""The places without a file."""
+
+
+def _description_of_search() -> str:
+    """Describe why there is no library, and where it was searched."""
+    slower = "convolutions, products and recurrent layers run in NumPy, slower"
+    if settings.get().onednn_library:
+        text = _failures[0] if _failures else f"FLOWMX_ONEDNN_LIBRARY is {_missing[0]}, which does not exist"
+        return f"oneDNN cannot be loaded: {text}; {slower}"
+    folders = ", ".join(dict.fromkeys(str(path.parent) for path in _missing))
+    text = f"no usable {search.FILE} ({'; '.join(_failures)})" if _failures else f"there is no {search.FILE}"
+    return (
+        f"oneDNN is not installed: {text} in {folders}; pip install {search.DISTRIBUTION}, or set "
+        f"FLOWMX_ONEDNN_LIBRARY to the file; {slower}"
+    )
+
+
+def status() -> str:
+    """Describe the library for reports: its version and file, or where it was searched."""
+    if not _loaded:
+        return "oneDNN was not needed yet"
+    found = _loaded[0]
+    if found is not None:
+        return f"oneDNN {found.version()} from {found.path}"
+    return _description_of_search() if _failures or _missing else "oneDNN is switched off by FLOWMX_ONEDNN_LIBRARY"
