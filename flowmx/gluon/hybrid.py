@@ -22,6 +22,7 @@ from flowmx.cached_op.operator_hooks import OpHook, observed
 from flowmx.devices import Context, current_context
 from flowmx.errors import ArgumentKindError
 from flowmx.gluon.base_block import A, Block, R_co, check_child
+from flowmx.gluon.hook_watch import HookWatch
 from flowmx.gluon.parameter import DeferredInitializationError, Parameter, _is_known
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.graph import collector
@@ -144,6 +145,7 @@ class HybridBlock(Block):
         self._flags: dict[str, bool] = {}
         self._compiled: dict[str, Compiled] = {}
         self._op_hooks: list[OpHook] = []
+        self._hook_watch = HookWatch()
         self._backend: tuple[str, dict[str, Any]] | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -178,7 +180,7 @@ class HybridBlock(Block):
         return ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_compiled": {}}  # a copy compiles its graphs again
+        return {**self.__dict__, "_compiled": {}, "_hook_watch": HookWatch()}  # a copy compiles its graphs again
 
     def cast(self, dtype: Any) -> None:
         """Change the element type of the parameters of this block and its children."""
@@ -285,7 +287,7 @@ class HybridBlock(Block):
         raise NotImplementedError(f"{type(self).__name__} must define hybrid_forward()")
 
     def _compute(self, context: Context, args: tuple[Any, ...]) -> Any:
-        if self._active:
+        if self._active and not self._hook_watch.has_new(self):
             return self._call_cached_op(*args)
         if context is not current_context():
             with context:
@@ -379,6 +381,8 @@ class HybridBlock(Block):
         return flatten(args, NDArray, f"hybridized {type(self).__name__} {self.name!r}: inputs", optional=True)
 
     def _compile(self, arrays: Sequence[NDArray], form: Format, args: tuple[Any, ...]) -> Compiled:
+        if not self._compiled:
+            self._hook_watch.begin(self)
         traced = self._graph(args)
         all_params = self.collect_params()  # visits all blocks
         params = self._graph_params(traced, all_params)

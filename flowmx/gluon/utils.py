@@ -114,17 +114,27 @@ def shape_is_known(shape: Sequence[int] | None) -> bool:
 
 
 class HookHandle:
-    """A registered hook; remove it by :meth:`detach`, or at the end of a ``with`` block."""
+    """A registered hook; remove it by :meth:`detach`, or at the end of a ``with`` block.
+
+    A function that is registered twice is called once, as in MXNet.
+
+    Attributes:
+        changes: the number of hooks that were registered or removed, over all blocks.
+    """
+
+    changes = 0
 
     def __init__(self, hooks: Hooks, hook: Callable[..., object]) -> None:
         if not callable(hook):
             raise TypeError(f"the hook is a {type(hook).__name__}, expected a function of the block and its inputs")
-        self._hooks = hooks
-        hooks[id(self)] = hook
+        self._hooks, self._id = hooks, id(hook)  # unique, since the hooks refer to the function
+        hooks[self._id] = hook
+        HookHandle.changes += 1
 
     def detach(self) -> None:
         """Remove the hook."""
-        self._hooks.pop(id(self), None)
+        if self._hooks.pop(self._id, None) is not None:
+            HookHandle.changes += 1
 
     def __enter__(self) -> HookHandle:
         return self

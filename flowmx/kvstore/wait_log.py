@@ -19,7 +19,7 @@ UNEVEN_ADVICE = (
     "give all workers the same number of batches: discard what is left over (last_batch='discard'), or repeat samples "
     "(mx.io.ResizeIter)"
 )
-"""What to do if workers have different numbers of batches."""
+"""The advice for workers with different numbers of batches."""
 
 _SHOWN = 4
 """Maximum number of keys that a message lists."""
