@@ -60,7 +60,7 @@ class HookWatch:
 
 
 def _mark(block: Any, owners: dict[int, Any]) -> bool:
-    """Let the blocks around some blocks run layer by layer; return whether a block is one of them or around one."""
+    """Make the blocks around some blocks run layer by layer; return whether a block is one of them or around one."""
     is_around = False
     for child in block._children.values():
         is_around |= _mark(child, owners)
