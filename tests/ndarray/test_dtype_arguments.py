@@ -55,15 +55,15 @@ def test_python_and_numpy_types_names_and_arrays_are_accepted_as_in_mxnet(call):
         float: "float64", np.float16: "float16", np.dtype("float32"): "float32", "double": "float64", "half": "float16",
         "f4": "float32",
     }  # fmt: skip
-    for given, expected in kinds.items():
-        assert np.dtype(CALLS[call](given).dtype).name == expected
+    for value, expected in kinds.items():
+        assert np.dtype(CALLS[call](value).dtype).name == expected
     for array in (nd.ones(2, dtype="float16"), np.ones(2, "float16"), mx.np.ones(2, "float16")):
         assert np.dtype(CALLS[call](array).dtype).name == "float16"
 
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize(
-    ("given", "text", "advice"),
+    ("value", "text", "advice"),
     [
         (1, "1", "a number is no dtype, and 1 is that of float64 in MXNet's files: use 'float64'"),
         (99, "99", "a number is no dtype: is it meant for a different argument?"),
@@ -75,10 +75,10 @@ def test_python_and_numpy_types_names_and_arrays_are_accepted_as_in_mxnet(call):
         ("tf.int32", "'tf.int32'", "use 'int32'"),
     ],
 )
-def test_numbers_and_dtypes_of_other_libraries_are_explained(call, given, text, advice):
+def test_numbers_and_dtypes_of_other_libraries_are_explained(call, value, text, advice):
     """MXNet's calls refuse numbers, too: "Cannot interpret '1' as a data type"."""
     with pytest.raises((TypeError, ValueError), match=rf"dtype is {re.escape(text)}, .*; {re.escape(advice)}"):
-        CALLS[call](given)
+        CALLS[call](value)
 
 
 def test_files_have_numbers():

@@ -13,13 +13,13 @@ from flowmx.observability.doctor import report
 from flowmx.observability.flight import snapshot
 from flowmx.ops.kernels.onednn import library, search
 
-found = library.library()
-needs_onednn = pytest.mark.skipif(found is None, reason="the oneDNN library is not installed")
+installed = library.library()
+needs_onednn = pytest.mark.skipif(installed is None, reason="the oneDNN library is not installed")
 
 
 @pytest.fixture
 def nowhere(monkeypatch, tmp_path):
-    """Let no place of this machine have the library; return a folder for the test's place."""
+    """Hide the places of this machine that have the library; return a folder for the test's place."""
     for name in ("prefix", "base_prefix", "exec_prefix"):
         monkeypatch.setattr(sys, name, str(tmp_path / name))
     monkeypatch.setattr(site, "ENABLE_USER_SITE", False)
@@ -119,9 +119,9 @@ def run(**environment):
 @needs_onednn
 def test_the_setting_chooses_the_library(tmp_path):
     link = tmp_path / search.FILE
-    link.symlink_to(found.path)
+    link.symlink_to(installed.path)
     status, log = run(FLOWMX_ONEDNN_LIBRARY=str(tmp_path))
-    assert status == f"oneDNN {found.version()} from {link}"
+    assert status == f"oneDNN {installed.version()} from {link}"
     assert "oneDNN" not in log
     status, log = run(FLOWMX_ONEDNN_LIBRARY="0")
     assert status == "oneDNN is switched off by FLOWMX_ONEDNN_LIBRARY"

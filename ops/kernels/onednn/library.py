@@ -315,12 +315,12 @@ def _load() -> Library | None:
             continue
         try:
             with spin_before_sleep():
-                found = Library(path)
-            found.check_build(path)
+                candidate = Library(path)
+            candidate.check_build(path)
         except (OSError, OneDNNError, AttributeError) as error:
             _failures.append(f"{path}: {error}")
         else:
-            return found
+            return candidate
     if _failures or _missing:  # otherwise it is switched off
         is_expected = setting or _failures or (sys.platform, platform.machine()) == ("linux", "x86_64")
         _log.log(logging.WARNING if is_expected else logging.INFO, "%s", _description_of_search())
@@ -351,7 +351,7 @@ def status() -> str:
     """Describe the library for reports: its version and file, or where it was searched."""
     if not _loaded:
         return "oneDNN was not needed yet"
-    found = _loaded[0]
-    if found is not None:
-        return f"oneDNN {found.version()} from {found.path}"
+    loaded = _loaded[0]
+    if loaded is not None:
+        return f"oneDNN {loaded.version()} from {loaded.path}"
     return _description_of_search() if _failures or _missing else "oneDNN is switched off by FLOWMX_ONEDNN_LIBRARY"
