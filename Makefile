@@ -92,7 +92,7 @@ clients: $(VENV)/.dev ## run packages that were written for MXNet, beside the re
 onnx-models: $(VENV)/.dev ## fetch the ONNX files of `python -m benchmarks onnx` into $ONNX_MODELS, or the user's cache
 	@$(BIN)/python -m benchmarks.onnx_models
 
-models: $(VENV)/.dev ## fetch the language models that some tests read into $TEXT_MODELS, or the user's cache
+models: $(VENV)/.dev ## fetch the models of languages and voices that some tests read into $TEXT_MODELS, or the user's cache
 	@$(BIN)/python -m benchmarks.text_models
 
 bench: $(VENV)/.examples ## run the benchmarks

@@ -27,6 +27,7 @@ from benchmarks import profiling as profilers
 from benchmarks import quantized as bytewise
 from benchmarks import recordio as records
 from benchmarks import serving as services
+from benchmarks import sessions as streams
 from benchmarks import text_generation as texts
 
 
@@ -52,6 +53,11 @@ def packed(rounds: int) -> None:
 def generation(rounds: int) -> None:
     """Text generation: tokens per second of SmolLM2-135M, compared with llama.cpp, and the event loop's lag."""
     texts.report(rounds)
+
+
+def sessions(rounds: int) -> None:
+    """1,000 sessions of a voice activity detector, compared with onnxruntime."""
+    streams.report(min(rounds, 3))
 
 
 def numpy_api(rounds: int) -> None:
@@ -435,7 +441,7 @@ BENCHMARKS = {
         planning, language, transformer, transformers, hybrid, gluon, small, other_small, small_operators, shapes,
         detection, sparse, attention, first_calls, importing, short_calls,
         kvstore, checkpoints, recordio, images, loader, profiling, serving, hostile, gpu, half, int8, packed,
-        generation, onnx,
+        generation, sessions, onnx,
         prediction,
     )
 }  # fmt: skip

@@ -7,10 +7,10 @@ import contextlib
 import logging
 import signal
 import ssl
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Any
 
-from aiohttp import web
+from aiohttp import WSMsgType, web
 
 from flowmx.comm.connection_handler import ConnectionHandler
 from flowmx.comm.connections import ConnectionLimiter, Phase
@@ -23,6 +23,8 @@ from flowmx.serve.large_bodies import Body, chunks_of
 from flowmx.serve.pool_member import Member, MemberOptions
 from flowmx.serve.replies import Refusal, Reply, Stream
 from flowmx.serve.service import Service
+from flowmx.serve.sessions.messages import Message
+from flowmx.serve.sessions.socket_call import TOO_SLOW, SocketCall
 from flowmx.serve.sources import ModelSource
 from flowmx.serve.streams import SlowReader, send
 
@@ -74,11 +76,15 @@ def app(
     async def start(_: web.Application) -> None:
         service.start()
 
+    async def close(_: web.Application) -> None:
+        application[CLOSING].set()
+
     async def stop(_: web.Application) -> None:
         await service.drain()
 
     application.router.add_route("*", "/{tail:.*}", _answer)
     application.on_startup.append(start)
+    application.on_shutdown.append(close)
     application.on_cleanup.append(stop)
     return application
 
@@ -89,6 +95,11 @@ async def _answer(request: web.Request) -> web.StreamResponse:
     head = request.method, request.match_info["tail"], request.headers
     with service.trace(*head) as set_status, connections.track_request(request.transport) as note:
         result = service.begin(*head, request.rel_url.raw_query_string)
+        if isinstance(result, SocketCall):
+            set_status(101)
+            connections.mark_authenticated(request.transport)
+            note(Phase.WORKING)
+            return await _socket(request, result)
         reply = result if isinstance(result, Reply) else await _predict(request, result, note)
         set_status(reply.status)
         seconds = service.delay_of(reply, asyncio.get_running_loop().time())
@@ -136,6 +147,28 @@ async def _stream(request: web.Request, stream: Stream, headers: Mapping[str, st
         if request.transport is not None:
             request.transport.abort()
     return response
+
+
+async def _socket(request: web.Request, call: SocketCall) -> web.StreamResponse:
+    """Answer the messages of a WebSocket until the client or the service closes it."""
+    socket = web.WebSocketResponse(
+        heartbeat=call.limits.idle, max_msg_size=call.limit, compress=False, timeout=_CLOSE_SECONDS
+    )
+    await socket.prepare(request)
+
+    async def messages() -> AsyncIterator[Message]:
+        async for message in socket:
+            if message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
+                yield message.data
+
+    async def send(message: Message) -> None:
+        await (socket.send_str(message) if isinstance(message, str) else socket.send_bytes(message))
+
+    code = await call.run(messages(), send, request.app[CLOSING])
+    if code == TOO_SLOW and request.transport is not None:
+        request.transport.abort()
+    await socket.close(code=code)
+    return socket
 
 
 async def _predict(request: web.Request, call: PendingCall, note: Callable[[Phase], None]) -> Reply | Stream:

@@ -13,6 +13,8 @@ from flowmx.serve.bodies import MAX_TEXT, PendingCall
 from flowmx.serve.large_bodies import chunks_of
 from flowmx.serve.replies import Reply, Stream
 from flowmx.serve.service import Service
+from flowmx.serve.sessions.asgi_socket import answer_socket, headers_of
+from flowmx.serve.sessions.socket_call import SocketCall
 from flowmx.serve.sources import ModelSource
 from flowmx.serve.streams import SlowReader
 from flowmx.serve.streams import send as send_stream
@@ -57,6 +59,7 @@ class AsgiApp:
 
     def __init__(self, service: Service) -> None:
         self.service = service
+        self._closing = asyncio.Event()
 
     async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
         """Handle one event stream: a request, or the server's lifespan."""
@@ -64,8 +67,10 @@ class AsgiApp:
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
             await self._answer(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await answer_socket(self.service, scope, _path(scope), receive, send, self._closing)
         else:
-            raise ValueError(f"unsupported scope type {scope['type']!r}, expected http or lifespan")
+            raise ValueError(f"unsupported scope type {scope['type']!r}, expected http, websocket or lifespan")
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:
@@ -73,16 +78,19 @@ class AsgiApp:
             if event["type"] == "lifespan.startup":
                 self.service.start()
             else:
+                self._closing.set()
                 await self.service.drain()
             await send({"type": f"{event['type']}.complete"})
             if event["type"] == "lifespan.shutdown":
                 return
 
     async def _answer(self, scope: Event, receive: Receive, send: Send) -> None:
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = headers_of(scope)
+        headers.pop("upgrade", None)
         head = scope["method"], _path(scope), headers
         with self.service.trace(*head) as set_status:
             result = self.service.begin(*head, scope.get("query_string", b"").decode("latin-1"))
+            assert not isinstance(result, SocketCall)  # the server gives WebSockets another type of scope
             try:
                 reply = result if isinstance(result, Reply) else await _predict(self.service, result, receive)
             except _Disconnected:

@@ -19,7 +19,7 @@ from flowmx.comm.limits import Limits
 from flowmx.comm.logs import requests_log
 from flowmx.comm.offload import LARGE, offload
 from flowmx.comm.transfer import TransferWatchdog
-from flowmx.serve.errors import InvalidInput, Overloaded, Unavailable
+from flowmx.serve.errors import InvalidInput, Overloaded, SessionClosed, Unavailable
 from flowmx.serve.formats import FORMATS, JSON, Format, NotAcceptable, parsed
 from flowmx.serve.hooks import Decode, Hooks, call_hook, encoded
 from flowmx.serve.images import IMAGE_TYPES
@@ -27,6 +27,7 @@ from flowmx.serve.inputs import Array, Rows
 from flowmx.serve.predictor import Predictor
 from flowmx.serve.replies import Refusal, Reply, Stream, json_reply
 from flowmx.serve.request_head import Head
+from flowmx.serve.sessions.sequences import SequenceStep
 
 __all__ = [
     "MAX_TEXT", "AskCall", "Exchange", "PendingCall", "PlainExchange", "PredictCall", "media_type_of",
@@ -62,6 +63,10 @@ class Exchange(Protocol):
     @property
     def hint(self) -> str: ...
 
+    @property
+    def sequence(self) -> SequenceStep | None:
+        """The sequence that the request is a step of, once it is read."""
+
     def scan(self, chunk: bytes) -> None:
         """Check the first bytes of a body against the limits on what may be built; raises InvalidInput."""
 
@@ -88,6 +93,11 @@ class PlainExchange(NamedTuple):
 
     form: Format
     answer: Format
+
+    @property
+    def sequence(self) -> SequenceStep | None:
+        """None: the request belongs to no sequence."""
+        return None
 
     @property
     def hint(self) -> str:
@@ -150,7 +160,10 @@ class PredictCall(NamedTuple):
         """Return the reply to the body; cancelling withdraws the rows that have not started."""
         predictor = self.predictor
         try:
-            reply: Reply = await predictor.predict(await self._rows(body), self._encoded)
+            rows = await self._rows(body)
+            if self.exchange.sequence is not None:
+                return await self._encoded(await self._step(self.exchange.sequence, rows))
+            reply: Reply = await predictor.predict(rows, self._encoded)
             return reply
         except InvalidInput as error:
             return self._invalid(error)
@@ -158,6 +171,8 @@ class PredictCall(NamedTuple):
             return Refusal(406, str(error)).reply
         except Refusal as refusal:
             return refusal.reply
+        except SessionClosed as error:
+            return Refusal(410, str(error)).reply
         except Overloaded as error:
             return unavailable(error).reply
         except Unavailable as error:
@@ -165,6 +180,26 @@ class PredictCall(NamedTuple):
         except Exception as error:  # the user's model may raise anything
             requests_log.exception("a prediction of %s failed", predictor.name)
             return Refusal(500, f"the model failed: {type(error).__name__}").reply
+
+    async def _step(self, step: SequenceStep, rows: Rows) -> Any:
+        """Return the result of a step of a sequence, whose states are those of a session.
+
+        Raises:
+            InvalidInput: the model has no states, or the sequence is not open.
+        """
+        predictor = self.predictor
+        if not predictor.has_sessions:
+            raise InvalidInput(f"{predictor.name} has no states, expected no sequence_id: omit it")
+        session = predictor.lasting_session(step.name, step.is_start)
+        try:
+            result = await session.predict(rows)
+        except BaseException:
+            if step.is_start or step.is_end:
+                session.close()  # the client cannot know that it is open
+            raise
+        if step.is_end:
+            session.close()
+        return result
 
     async def _encoded(self, result: Any) -> Reply:
         """Return the reply with the result, through the predictor's hook if it has one."""

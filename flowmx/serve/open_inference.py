@@ -31,6 +31,7 @@ from flowmx.serve.formats import JSON, parsed
 from flowmx.serve.inputs import Array, Input
 from flowmx.serve.large_bodies import array_of, joined, text_of
 from flowmx.serve.replies import Reply
+from flowmx.serve.sessions.sequences import SequenceStep, read_sequence
 from flowmx.shape_limits import ShapeError, read_shape
 
 __all__ = ["HEADER", "NAME", "Inference", "describe", "server"]
@@ -52,7 +53,7 @@ _DATATYPES = {dtype: name for name, dtype in _DTYPES.items()}
 
 def server(version: str) -> dict[str, object]:
     """Return the description of the server."""
-    return {"name": NAME, "version": version, "extensions": ["binary_tensor_data", "model_repository"]}
+    return {"name": NAME, "version": version, "extensions": ["binary_tensor_data", "model_repository", "sequence"]}
 
 
 def describe(name: str, versions: Sequence[str], inputs: Sequence[Input], outputs: Sequence[Input]) -> dict[str, Any]:
@@ -87,6 +88,8 @@ class Inference:
         self._id: str | None = None
         self._outputs: dict[str, bool] = {}
         self._binary = False
+        self.sequence: SequenceStep | None = None
+        """The sequence of the request, once it is read."""
 
     @property
     def hint(self) -> str:
@@ -125,6 +128,7 @@ class Inference:
         if self._id is not None and not isinstance(self._id, str):
             raise InvalidInput(f"the id is a {type(self._id).__name__}, expected a string")
         self._binary = _parameters(request).get("binary_data_output", False) is True
+        self.sequence = read_sequence(_parameters(request))
         for output in _objects(request, "outputs") if "outputs" in request else []:
             options = _parameters(output)
             if options.get("classification"):

@@ -308,12 +308,39 @@ class Predictor:
             ...     async for y in session.stream(microphone):
             ...         print(y)
         """
-        if self._sessions is None:
-            raise TypeError(f"{self.name} has no states, expected a predictor with states=... for sessions")
+        sessions = self._require_sessions()
         if idle is not None and not idle > 0:
             raise ValueError(f"idle is {idle}, expected seconds above 0")
         with self._counting_refusals():
-            return Session(self._runner, self._sessions, self._sessions.open(name, idle), self)
+            return Session(self._runner, sessions, sessions.open(name, idle), self)
+
+    def lasting_session(self, name: Hashable, is_new: bool) -> Session:
+        """Return the session of a name, which stays open when the object is deleted.
+
+        Args:
+            name: its name.
+            is_new: whether to open it, in place of an open one of this name.
+
+        Raises:
+            InvalidInput: it is not open.
+            Overloaded, Unavailable, TypeError: as for :meth:`session`.
+        """
+        sessions = self._require_sessions()
+        entry = sessions.find(name)
+        if is_new:
+            if entry is not None:
+                sessions.close(entry, "was started again")
+            with self._counting_refusals():
+                entry = sessions.open(name)
+        if entry is None:
+            self._count("invalid")
+            raise InvalidInput(f"{name} is not open: it has not started, has ended, or had no call for too long")
+        return Session(self._runner, sessions, entry, self, is_lasting=True)
+
+    def _require_sessions(self) -> SessionRunner:
+        if self._sessions is None:
+            raise TypeError(f"{self.name} has no states, expected a predictor with states=... for sessions")
+        return self._sessions
 
     @property
     def has_sessions(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from flowmx.serve.bodies import PendingCall
 from flowmx.serve.replies import Reply
+from flowmx.serve.sessions.socket_call import SocketCall
 
 __all__ = ["Route"]
 
@@ -17,14 +18,15 @@ class Route:
 
     Attributes:
         path: the path; segments in braces are parameters.
-        answer: called with the service, the headers and the parameters of the path.
+        answer: called with the service, the headers and the parameters of the path; returns the reply, or a call that
+            receives a body or messages.
         summary: a short description.
         is_post: whether the method is POST instead of GET.
         access: the clients that may request it: ``all``, ``users`` or ``admins``.
     """
 
     path: str
-    answer: Callable[..., Reply | PendingCall]
+    answer: Callable[..., Reply | PendingCall | SocketCall]
     summary: str
     is_post: bool = False
     access: str = "users"

@@ -41,6 +41,8 @@ from flowmx.serve.replies import Refusal, Reply, Stream, allow, json_reply
 from flowmx.serve.repository import Repository
 from flowmx.serve.request_head import Head, Headers, read_head
 from flowmx.serve.route import Route
+from flowmx.serve.sessions.routes import SESSION_ROUTES, is_upgrade
+from flowmx.serve.sessions.socket_call import SocketCall
 from flowmx.serve.sources import ModelSource, split
 from flowmx.serve.text.routes import TEXT_ROUTES
 from flowmx.serve.tracing import tracing
@@ -111,7 +113,7 @@ class Service:
         if default is not None and default not in names:
             raise ValueError(f"the default model is {default!r}, expected one of {', '.join(names) or 'none'}")
         self.models.default_name = default
-        self._routes: Sequence[Route] = [*ROUTES, *(TEXT_ROUTES if self.generators else ())]
+        self._routes: Sequence[Route] = [*ROUTES, *SESSION_ROUTES, *(TEXT_ROUTES if self.generators else ())]
         self._access = access or Access()
         self._hosts = hosts
         self._origins = check_origins(origins)
@@ -176,8 +178,8 @@ class Service:
         path_template = next((f"/{route.path}" for route in self._routes if route.match(parts) is not None), "")
         return self._tracing.request(method, f"/{path.lstrip('/')}", path_template, headers)
 
-    def begin(self, method: str, path: str, headers: Headers, query: str = "") -> Reply | PendingCall:
-        """Return the reply of a request that needs no body, or the call that receives the body.
+    def begin(self, method: str, path: str, headers: Headers, query: str = "") -> Reply | PendingCall | SocketCall:
+        """Return the reply of a request that needs no body, or the call that receives the body or the messages.
 
         Args:
             method: the HTTP method.
@@ -188,7 +190,7 @@ class Service:
         parts = path.strip("/").split("/")
         try:
             self._check_host(headers.get("host", ""))
-            if method not in _SAFE_METHODS:
+            if method not in _SAFE_METHODS or is_upgrade(Head(headers)):  # browsers let any page open a WebSocket
                 self._check_origin(headers)
             if method == "OPTIONS" and headers.get("origin"):
                 return Reply(204, b"", headers=_PREFLIGHT_HEADERS)

@@ -266,8 +266,8 @@ async def test_an_asgi_client_that_disconnects_releases_its_rows(gated):  # noqa
 
 async def test_an_asgi_server_of_something_else_is_refused():
     predictor = doubling()
-    with pytest.raises(ValueError, match="unsupported scope type 'websocket'"):
-        await asgi(predictor)({"type": "websocket"}, None, None)
+    with pytest.raises(ValueError, match="unsupported scope type 'webtransport'"):
+        await asgi(predictor)({"type": "webtransport"}, None, None)
 
 
 @pytest.mark.parametrize("requests", [400, pytest.param(10_000, marks=pytest.mark.soak)])

@@ -184,3 +184,16 @@ async def test_pushed_operations_are_traced_within_the_pushing_span(spans):
         await mx.engine.push(function)
     spans_by_name = by_name(spans())
     assert all(is_child(spans_by_name[name], spans_by_name["outer"]) for name in ("coroutine", "function"))
+
+
+async def test_the_steps_of_a_stream_are_in_the_span_of_its_request(spans):
+    cell = mx.gluon.rnn.GRUCell(2, input_size=2)
+    cell.initialize()
+    with settings.override(traces="requests"):
+        stateful = Predictor(cell, (2,), sizes=(1,), metrics=Metrics(), states=True)
+        async with stateful, Client(stateful) as ask:
+            await ask("POST", "/stream", b"[[1, 2], [3, 4], [5, 6]]", content_type=JSON, traceparent=TRACEPARENT)
+    (request,) = [span for span in spans() if span.name == "POST /stream"]
+    batches = [span for span in spans() if span.name == "batch of model"]
+    assert len(batches) == 3
+    assert all(is_child(batch, request) for batch in batches)

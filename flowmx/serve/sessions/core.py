@@ -12,7 +12,7 @@ are replaced, and :meth:`SessionTable.finish` ends its calls. A call that is dro
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple
@@ -57,9 +57,10 @@ class SessionEntry:
         steps: the number of calls that took effect.
         idle: seconds without a call after which it is closed.
         since: the time when its last call ended.
+        watchers: functions to call when it is closed; the owner of the table calls them.
     """
 
-    __slots__ = ("calls", "idle", "is_new", "name", "reason", "running", "since", "slot", "steps")
+    __slots__ = ("calls", "idle", "is_new", "name", "reason", "running", "since", "slot", "steps", "watchers")
 
     def __init__(self, name: Hashable, slot: int, idle: float, now: float) -> None:
         self.name, self.slot, self.idle, self.since = name, slot, idle, now
@@ -68,6 +69,7 @@ class SessionEntry:
         self.calls: deque[Call] = deque()
         self.running: Call | None = None
         self.steps = 0
+        self.watchers: list[Callable[[], object]] = []
 
     def closed(self) -> SessionClosed:
         """Return the error of a call after the end of the session."""
@@ -254,8 +256,11 @@ class SessionTable:
 
     # -- calls -----------------------------------------------------------------------------------------
 
-    def put(self, call: Call, now: float) -> None:
+    def put(self, call: Call, now: float) -> int:
         """Queue a call.
+
+        Returns:
+            the number of ready sessions with calls of the same shapes, if its session is one of them now, else 0.
 
         Raises:
             SessionClosed: the session is closed.
@@ -277,8 +282,9 @@ class SessionTable:
         self.nbytes += call.nbytes
         self.waiting += 1
         session.calls.append(call)
-        if session.running is None and len(session.calls) == 1:
-            self._make_ready(session)
+        if session.running is not None or len(session.calls) > 1:
+            return 0
+        return self._make_ready(session)
 
     def drop(self, call: Call) -> bool:
         """Remove a call that is not committed, so that it has no effect; return whether it was not committed."""
@@ -367,8 +373,14 @@ class SessionTable:
         self.finish(calls, now)
         return failed
 
-    def _make_ready(self, session: SessionEntry) -> None:
-        self._ready.setdefault(session.calls[0].shapes, {})[session] = None
+    def _make_ready(self, session: SessionEntry) -> int:
+        """Add a session to the ready ones; return the number of those with equal shapes."""
+        shapes = session.calls[0].shapes
+        sessions = self._ready.get(shapes)
+        if sessions is None:
+            sessions = self._ready[shapes] = {}
+        sessions[session] = None
+        return len(sessions)
 
     def _unmake_ready(self, session: SessionEntry) -> None:
         shapes = session.calls[0].shapes

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from typing import Any
@@ -25,6 +25,8 @@ __all__ = ["SessionRunner"]
 
 _LOOK = 1.0
 """Seconds after which a thread looks for sessions that were deleted without being closed."""
+_SPARE = 32
+"""The number of rows of states that are not worth releasing while sessions are open."""
 _NAMES = 4
 """The number of sessions that an error names."""
 Results = list[Array] | list[list[Array]]
@@ -50,7 +52,8 @@ class SessionRunner:
         """Reset to no sessions and no threads."""
         most = min(self.limits.sessions, max(1, self.limits.nbytes // max(1, self._row_bytes)))
         self._table, self._rows = SessionTable(self._row_bytes, self.limits), StateRows(self._states, most)
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._deleted: deque[SessionEntry] = deque()
         self._idle_futures: list[Future[None]] = []
         self._threads: list[threading.Thread] | None = None
@@ -87,20 +90,31 @@ class SessionRunner:
         self._measure_sessions()
         return session
 
+    def find(self, name: Hashable) -> SessionEntry | None:
+        """Return the open session of a name, or None."""
+        with self._lock:
+            return self._table.find(name)
+
+    def watch(self, session: SessionEntry, function: Callable[[], object]) -> None:
+        """Call a function, on any thread, when a session is closed; at once if it is."""
+        with self._lock:
+            session.watchers.append(function)
+            is_closed = session.reason is not None
+        if is_closed:
+            function()
+
     def submit(self, call: Call) -> None:
         """Queue a call; see :meth:`SessionTable.put`.
 
         Raises:
             Unavailable: no requests are accepted.
         """
-        table = self._table
-        with self._changed:
-            self._runner.check_accepting()
-            had_ready = table.ready(call.shapes)
-            table.put(call, call.arrival)
-            ready = table.ready(call.shapes)
+        with self._lock:
+            if not self._runner.accepting:
+                self._runner.check_accepting()
+            ready = self._table.put(call, call.arrival)
             self._pace.record_arrival(call.arrival, 1)
-            if ready != had_ready and (not had_ready or ready >= self._pace.sizes[-1]):
+            if ready == 1 or ready == self._pace.sizes[-1]:
                 self._changed.notify()
         if self._threads is None:
             self._begin()
@@ -125,7 +139,7 @@ class SessionRunner:
             calls = self._table.close(session, reason)
             self._complete_idle()
             self._changed.notify()  # a thread releases memory
-        self._count_closed(kind)
+        self._record_closed(session, kind)
         self._fail(calls, session.closed())
 
     def delete(self, session: SessionEntry) -> None:
@@ -189,8 +203,11 @@ class SessionRunner:
         with self._changed:
             if self._threads is threads:
                 self._threads = None
-            calls = [call for session in self._table for call in self._table.close(session, f"has failed: {error}")]
+            sessions = list(self._table)
+            calls = [call for session in sessions for call in self._table.close(session, f"has failed: {error}")]
             self._complete_idle()
+        for session in sessions:
+            self._record_closed(session, "failed")
         self._fail(calls, error)
 
     def _wait(self, threads: list[threading.Thread]) -> bool:
@@ -222,16 +239,17 @@ class SessionRunner:
             session = self._deleted.popleft()
             if session.reason is None:
                 deleted += self._table.close(session, "was deleted")
-                self._count_closed("deleted")
-        for _ in self._table.expire(now):
-            self._count_closed("idle")
+                self._record_closed(session, "deleted")
+        for session in self._table.expire(now):
+            self._record_closed(session, "idle")
         if deleted:
             self._complete_idle()
 
     def _release_memory(self) -> None:
         """Make the arrays of states smaller if most sessions have been closed (locked)."""
         table, rows = self._table, self._rows
-        if not table.running and rows.capacity > 32 + 4 * len(table):
+        excess = rows.capacity > _SPARE + 4 * len(table) or (rows.capacity and not len(table))
+        if excess and not table.running:
             rows.trim(table.compact(), len(table))
             self._measure_sessions()
 
@@ -314,7 +332,10 @@ class SessionRunner:
                 future.set_result(None)
             self._idle_futures = []
 
-    def _count_closed(self, kind: str) -> None:
+    def _record_closed(self, session: SessionEntry, kind: str) -> None:
+        """Count a closed session, and call its watchers."""
+        while session.watchers:
+            session.watchers.pop()()
         self._runner.instruments.closed_sessions.add(self._runner.name, kind)
         self._measure_sessions()
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Hashable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
 from flowmx.event_loops import running_loop
-from flowmx.ndarray import NDArray
 from flowmx.serve.errors import InvalidInput, Unavailable
 from flowmx.serve.host_arrays import on_host
-from flowmx.serve.inputs import Array, Inputs, Shape
+from flowmx.serve.inputs import Array, Inputs, Rows, Shape
 from flowmx.serve.runner import Runner
 from flowmx.serve.sessions.core import Call, SessionEntry
+from flowmx.serve.sessions.run_ahead import RunAhead
 from flowmx.serve.sessions.runner import SessionRunner
 
 __all__ = ["Session"]
@@ -37,6 +37,7 @@ class Session:
         sessions: the runner of its sessions.
         entry: the session in the table.
         owner: the predictor, which lives as long as its sessions.
+        is_lasting: whether the session stays open when this object is deleted.
 
     Example:
         >>> async with predictor.session() as session:
@@ -45,10 +46,14 @@ class Session:
         ...         print(y)
     """
 
-    def __init__(self, runner: Runner, sessions: SessionRunner, entry: SessionEntry, owner: object) -> None:
+    def __init__(
+        self, runner: Runner, sessions: SessionRunner, entry: SessionEntry, owner: object, is_lasting: bool = False
+    ) -> None:
         self._runner, self._sessions, self._entry, self._owner = runner, sessions, entry, owner
-        self._finalizer = weakref.finalize(self, sessions.delete, entry)
-        self._finalizer.atexit = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        if not is_lasting:
+            self._finalizer = weakref.finalize(self, sessions.delete, entry)
+            self._finalizer.atexit = False
 
     # -- calls -----------------------------------------------------------------------------------------
 
@@ -70,7 +75,12 @@ class Session:
             Overloaded: the session has too many unfinished calls, or the inputs have too many bytes.
             Unavailable: the predictor is draining.
         """
-        return await self._result(await self._submit(x))
+        call = self._submit(x if type(x) is np.ndarray else await on_host(x))
+        try:
+            return await call.answer[1]
+        except asyncio.CancelledError:
+            self._abandon(call)
+            raise
 
     async def stream(self, xs: AsyncIterable[Any] | Iterable[Any], *, ahead: int = _AHEAD) -> AsyncGenerator[Any, None]:
         """Predict for each input of a stream, and yield the results in order.
@@ -87,37 +97,43 @@ class Session:
         """
         if ahead < 1:
             raise ValueError(f"ahead is {ahead}, expected at least 1 call")
-        calls: asyncio.Queue[Call | None] = asyncio.Queue()
-        room = asyncio.Semaphore(ahead)
-        feeding = asyncio.create_task(self._feed(xs, calls, room))
+        calls = RunAhead[Call](ahead)
+        feeding = asyncio.create_task(self._feed(xs, calls))
         try:
             while (call := await calls.get()) is not None:
                 yield await self._result(call)
-                room.release()
+                calls.record_read()
             await feeding
         finally:
             feeding.cancel()
             await asyncio.wait([feeding])
             if not feeding.cancelled():
                 feeding.exception()
-            while not calls.empty():
-                self._abandon(calls.get_nowait())
+            for call in calls.clear():
+                self._abandon(call)
 
-    async def _feed(
-        self, xs: AsyncIterable[Any] | Iterable[Any], calls: asyncio.Queue[Call | None], room: asyncio.Semaphore
-    ) -> None:
-        """Queue a call for each input, and None after the last."""
+    async def _feed(self, xs: AsyncIterable[Any] | Iterable[Any], calls: RunAhead[Call]) -> None:
+        """Queue a call for each input."""
         try:
-            await room.acquire()
-            async for x in _iterated(xs):
-                calls.put_nowait(await self._submit(x, calls))
-                await room.acquire()
+            await calls.wait_for_room()
+            if isinstance(xs, AsyncIterable):
+                async for x in xs:
+                    calls.put(self._submit(await _row_of(x), calls))
+                    await calls.wait_for_room()
+            else:
+                for x in xs:
+                    calls.put(self._submit(await _row_of(x), calls))
+                    await calls.wait_for_room()
         finally:
-            calls.put_nowait(None)
+            calls.end()
 
-    async def _submit(self, x: Any, group: object = None) -> Call:
-        runner, loop = self._runner, running_loop()
-        arrays, shapes = self._row(await on_host(x) if isinstance(x, (NDArray, dict)) else x)
+    def _submit(self, x: Any, group: object = None) -> Call:
+        return self._queue(*self._row(x), group)
+
+    def _queue(self, arrays: tuple[Array, ...], shapes: tuple[Shape, ...], group: object = None) -> Call:
+        runner, loop = self._runner, asyncio._get_running_loop()
+        if loop is None or loop is not self._loop:
+            self._loop = loop = running_loop()
         trace = runner.tracing.current() if runner.tracing else None
         call = Call(self._entry, arrays, shapes, time.perf_counter(), (loop, loop.create_future()), group, trace)
         try:
@@ -127,6 +143,35 @@ class Session:
             raise
         return call
 
+    async def predict(self, rows: Rows) -> Any:
+        """Predict for a validated input of one row, as for a call.
+
+        Returns:
+            the result, with the batch axis if ``rows`` has it.
+
+        Raises:
+            Exception: as for a call.
+        """
+        call = self._queue(*self._checked(rows))
+        result = await self._result(call)
+        if rows.single:
+            return result
+        return [output[None] for output in result] if isinstance(result, list) else result[None]
+
+    def begin(self, x: Any) -> asyncio.Future[Any]:
+        """Queue a call at once; return the future of its result. Cancelling the future withdraws the call.
+
+        Args:
+            x: as for a call, except flowmx's arrays.
+
+        Raises:
+            Exception: as for a call.
+        """
+        call = self._submit(x)
+        future: asyncio.Future[Any] = call.answer[1]
+        future.add_done_callback(lambda done: self._abandon(call) if done.cancelled() else None)
+        return future
+
     async def _result(self, call: Call) -> Any:
         try:
             return await call.answer[1]
@@ -134,10 +179,8 @@ class Session:
             self._abandon(call)
             raise
 
-    def _abandon(self, call: Call | None) -> None:
+    def _abandon(self, call: Call) -> None:
         """Withdraw a call whose result is not read."""
-        if call is None:
-            return
         future: asyncio.Future[Any] = call.answer[1]
         if not future.done() or future.cancelled():
             self._sessions.drop(call)
@@ -157,18 +200,31 @@ class Session:
             rows = inputs.read(x)
             if not rows.single:
                 raise InvalidInput(f"the input has {rows.rows} samples with a batch axis, expected one without it")
-            shapes = tuple(array.shape[1:] for array in rows.arrays)
-            if shapes != rows.shapes:
-                raise InvalidInput(
-                    f"the input has the shapes {shapes}, expected lengths of {inputs.lengths}: padding would change "
-                    "the states"
-                )
         except InvalidInput as error:
-            self._runner.instruments.requests.add(self._runner.name, "invalid")
-            raise InvalidInput(f"session {self.name!r}: {error}") from None
+            raise self._invalid(str(error)) from None
+        return self._checked(rows)
+
+    def _checked(self, rows: Rows) -> tuple[tuple[Array, ...], tuple[Shape, ...]]:
+        """Return the arrays and shapes of an input, which must be one row of a length that needs no padding."""
+        if rows.rows != 1:
+            raise self._invalid(f"the input has {rows.rows} samples, expected one: a call is one step of the session")
+        shapes = tuple(array.shape[1:] for array in rows.arrays)
+        if shapes != rows.shapes:
+            listing = ", ".join(map(str, rows.shapes))
+            raise self._invalid(f"the input has the shape {shapes[0]}, expected {listing}: padding would change states")
         return rows.arrays, shapes
 
+    def _invalid(self, text: str) -> InvalidInput:
+        self._runner.instruments.requests.add(self._runner.name, "invalid")
+        return InvalidInput(f"session {self.name!r}: {text}")
+
     # -- lifecycle -------------------------------------------------------------------------------------
+
+    _finalizer: weakref.finalize[..., Any] | None = None
+
+    def watch(self, function: Callable[[], object]) -> None:
+        """Call a function, on any thread, when the session is closed; at once if it is."""
+        self._sessions.watch(self._entry, function)
 
     def close(self) -> None:
         """Close the session and release its memory. Its unfinished calls raise :class:`SessionClosed`."""
@@ -181,7 +237,8 @@ class Session:
             reason: why, as the end of a sentence, for messages.
             kind: why, for the metrics.
         """
-        self._finalizer.detach()
+        if self._finalizer is not None:
+            self._finalizer.detach()
         self._sessions.close(self._entry, reason, kind)
 
     async def __aenter__(self) -> Self:
@@ -198,6 +255,11 @@ class Session:
         return self._entry.name
 
     @property
+    def reason(self) -> str | None:
+        """Why it was closed, as the end of a sentence; None while it is open."""
+        return self._entry.reason
+
+    @property
     def is_closed(self) -> bool:
         """Whether it accepts no further calls."""
         return self._entry.reason is not None
@@ -212,11 +274,6 @@ class Session:
         return f"<Session {self.name!r} of {self._runner.name!r}: {state}>"
 
 
-async def _iterated(xs: AsyncIterable[Any] | Iterable[Any]) -> AsyncIterator[Any]:
-    """Yield the items of an iterable of either kind."""
-    if isinstance(xs, AsyncIterable):
-        async for x in xs:
-            yield x
-    else:
-        for x in xs:
-            yield x
+async def _row_of(x: Any) -> Any:
+    """Return an input with its NDArrays converted to NumPy arrays."""
+    return x if type(x) is np.ndarray else await on_host(x)

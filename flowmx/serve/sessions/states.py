@@ -14,7 +14,7 @@ from flowmx.ops.registry.operators import Array
 
 __all__ = ["State", "StateRows", "StateSpec", "as_state", "read_states"]
 
-_FIRST = 16
+_FIRST = 4
 """The number of rows of the first arrays."""
 
 
