@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from types import TracebackType
@@ -14,6 +15,7 @@ from flowmx import forks
 from flowmx.comm.metrics import Metrics
 from flowmx.comm.offload import submit
 from flowmx.errors import EngineError
+from flowmx.generation.adapter_registry import AdapterRegistry
 from flowmx.generation.generation import Ending, Generation, Request, Vocabulary
 from flowmx.generation.metrics import GeneratorMetrics
 from flowmx.generation.pages import PagePool
@@ -23,6 +25,7 @@ from flowmx.generation.scheduling import Part, Scheduler, Step, TokenSequence
 from flowmx.generation.schemas import Schema, SchemaCompiler, requested_schema
 from flowmx.generation.step_batch import StepBatch
 from flowmx.generation.stopping import StopStrings
+from flowmx.gluon.lora.weights import AdapterWeights
 from flowmx.ndarray import NDArray
 
 __all__ = ["Decoder", "Generator"]
@@ -125,6 +128,7 @@ class Generator:
         self._wakeup = asyncio.Event()
         self._swaps: list[tuple[Mapping[str, NDArray] | None, str, asyncio.Future[int]]] = []
         self._preemptions = 0
+        self._adapters = AdapterRegistry(decoder)
         self._compiler: SchemaCompiler | None = None
         self._compiling = asyncio.Lock()
         self._is_closed = False
@@ -134,7 +138,7 @@ class Generator:
         self, prompt: str | Sequence[int] | Messages, *, max_tokens: int | None = None,
         stop: str | Sequence[str] = (), priority: int = 0, tools: Sequence[Mapping[str, object]] | None = None,
         ignore_end: bool = False, response_format: Mapping[str, object] | None = None,
-        schema: Mapping[str, object] | str | Schema | None = None, **sampling: Any,
+        schema: Mapping[str, object] | str | Schema | None = None, adapter: str | None = None, **sampling: Any,
     ) -> Generation:  # fmt: skip
         """Begin a generation, and return it; its tokens are computed by a task of the running event loop.
 
@@ -150,11 +154,12 @@ class Generator:
             schema: a JSON schema that the text fits if it ends with ``"stop"``: a mapping, JSON, or the result of
                 :meth:`compile`. It needs the package ``llguidance``. A schema that is not supported fails the
                 generation with a :class:`SchemaError`.
+            adapter: the name of an adapter that has been added (default: none).
             **sampling: fields of :class:`Sampling`.
 
         Raises:
             ValueError: a setting is out of range, or the prompt is empty, too long or not in the vocabulary, or the
-                schema is not JSON or too long.
+                schema is not JSON or too long, or there is no such adapter.
             TypeError: a setting has the wrong type, or the prompt needs a tokenizer or a template that is missing.
             Overloaded: there are too many unfinished requests.
             EngineError: the generator is closed, or runs on another event loop.
@@ -173,7 +178,7 @@ class Generator:
         if max_tokens is not None and (isinstance(max_tokens, bool) or max_tokens < 1):
             raise ValueError(f"max_tokens is {max_tokens}, expected 1 or more")
         self._enter_loop()
-        sequence = TokenSequence(tokens, priority)
+        sequence = TokenSequence(tokens, priority, self._adapters.find(adapter))
         ends = frozenset() if ignore_end or self.tokenizer is None else self.tokenizer.end_tokens
         ending = Ending(min(room, max_tokens or room), ends, StopStrings([stop] if isinstance(stop, str) else stop))
         request = Request(
@@ -182,6 +187,7 @@ class Generator:
         )  # fmt: skip
         self._scheduler.add(sequence)
         self._requests[sequence] = request
+        self._adapters.acquire(sequence.adapter)
         if isinstance(schema, Schema):
             request.begin(schema)
         elif schema is not None:
@@ -190,6 +196,50 @@ class Generator:
         self._counts.prompt_tokens.add(self.name, by=len(tokens))
         self._wake()
         return Generation(request)
+
+    @property
+    def adapters(self) -> list[str]:
+        """The names of the adapters that requests may name."""
+        return list(self._adapters)
+
+    def add_adapter(self, name: str, weights: AdapterWeights) -> None:
+        """Add a low-rank adapter for requests that name it, or replace that of the name.
+
+        Requests with different adapters, or without one, share steps. Requests that run keep the adapter with which
+        they began.
+
+        Args:
+            name: the name.
+            weights: those of a folder (:func:`mx.gluon.lora.read`) or of a network in training (``lora.weights()``).
+
+        Raises:
+            Overloaded: the table of adapters would be too large.
+            TypeError: the decoder takes no adapters.
+            ValueError: the name is empty.
+        """
+        self._adapters.add(name, weights)
+
+    async def load_adapter(self, name: str, folder: str | os.PathLike[str]) -> None:
+        """Read an adapter from a folder of Hugging Face's PEFT on another thread, and add it.
+
+        Raises:
+            FileNotFoundError: a file is missing.
+            ValueError: a file is malformed, or the adapter does not fit the network.
+            Overloaded: the table of adapters would be too large.
+            TypeError: the decoder takes no adapters.
+        """
+        read = getattr(self.decoder, "read_adapter", None)
+        if read is None:
+            raise TypeError(f"the decoder is a {type(self.decoder).__name__}, which reads no adapters: add_adapter()")
+        self.add_adapter(name, await submit(read, folder))
+
+    def remove_adapter(self, name: str) -> None:
+        """Remove an adapter; requests that run keep it.
+
+        Raises:
+            ValueError: there is no adapter of the name.
+        """
+        self._adapters.remove(name)
 
     async def compile(self, schema: Mapping[str, object] | str) -> Schema:
         """Return a compiled JSON schema, to be passed as ``schema``. It is compiled on another thread.
@@ -346,7 +396,10 @@ class Generator:
         if error is not None:
             request.fail(error)
         self._scheduler.finish(request.sequence)
-        if self._requests.pop(request.sequence, None) is not None and request.finish_reason is not None:
+        if self._requests.pop(request.sequence, None) is None:
+            return
+        self._adapters.release(request.sequence.adapter)
+        if request.finish_reason is not None:
             self._counts.finished.add(self.name, request.finish_reason)
             self._counts.whole.observe(time.monotonic() - request.started, self.name)
 
@@ -502,6 +555,8 @@ class Generator:
         counts.running.set(scheduler.running, self.name)
         counts.waiting.set(scheduler.waiting, self.name)
         counts.cache.set(scheduler.pool.used / scheduler.pool.count, self.name)
+        for name, count in self._adapters.uses().items():
+            counts.adapters.set(count, self.name, name)
         if scheduler.preemptions > self._preemptions:
             counts.preemptions.add(self.name, by=scheduler.preemptions - self._preemptions)
             self._preemptions = scheduler.preemptions

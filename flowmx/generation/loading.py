@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ def is_text_model(path: str | Path) -> bool:
 
 def load(
     path: str | Path, name: str | None = None, max_bytes: int = _MAX_BYTES, max_length: int | None = None,
-    dtype: DTypeLike = "float32", template: str | None = None, metrics: Metrics | None = None, **options: Any,
+    dtype: DTypeLike = "float32", template: str | None = None, metrics: Metrics | None = None,
+    adapters: Mapping[str, str | Path] = {}, **options: Any,
 ) -> Generator:  # fmt: skip
     """Load a generator from a GGUF file, or from a folder of Hugging Face's Transformers.
 
@@ -58,6 +60,7 @@ def load(
         dtype: the element type of the cache: float32, float16, bfloat16 or int8.
         template: the source of the chat template (default: that of the file, if it has one).
         metrics: the registry of metrics.
+        adapters: folders of adapters of Hugging Face's PEFT, by the names that requests use.
         **options: further arguments of :class:`Generator`.
 
     Raises:
@@ -75,10 +78,13 @@ def load(
     source = tokenizer.chat_template if template is None else template
     texts = ["" if token is None else tokenizer.token_text(token) for token in (tokenizer.bos, tokenizer.eos)]
     chat = None if source is None else ChatTemplate(source, *texts)
-    return Generator(
+    generator = Generator(
         decoder, tokenizer, chat, name or path.stem, max_length=max_length or _max_length(net), metrics=metrics,
         **options,
     )  # fmt: skip
+    for adapter, folder in adapters.items():
+        generator.add_adapter(adapter, decoder.read_adapter(folder))
+    return generator
 
 
 def _max_length(net: Any) -> int | None:

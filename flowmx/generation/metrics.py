@@ -26,6 +26,7 @@ class GeneratorMetrics(NamedTuple):
     first_token: Histogram
     next_token: Histogram
     whole: Histogram
+    adapters: Gauge
 
     @classmethod
     def of(cls, metrics: Metrics) -> Self:
@@ -42,4 +43,5 @@ class GeneratorMetrics(NamedTuple):
             metrics.histogram("vllm:time_to_first_token_seconds", "Seconds to the first token.", model, _FIRST),
             metrics.histogram("vllm:inter_token_latency_seconds", "Seconds between tokens.", model, _BETWEEN),
             metrics.histogram("vllm:e2e_request_latency_seconds", "Seconds of whole requests.", model, _WHOLE),
+            metrics.gauge("flowmx_adapter_requests", "Unfinished requests of an adapter.", [*model, "adapter"]),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -11,8 +12,11 @@ from numpy.typing import NDArray as HostArray
 from flowmx import ndarray as nd
 from flowmx.devices import Context, current_context
 from flowmx.errors import ArgumentKindError, ParameterError, ShapeError
+from flowmx.generation.adapters import AdapterTable
 from flowmx.generation.step_batch import StepBatch
 from flowmx.gluon.hybrid import HybridBlock
+from flowmx.gluon.lora.table import masked
+from flowmx.gluon.lora.weights import AdapterWeights, read
 from flowmx.gluon.nn.paged import PagedCache
 from flowmx.ndarray import NDArray
 from flowmx.ops.nn.paged_attention import cache_shape
@@ -57,6 +61,21 @@ class _Step(HybridBlock):
         return net.predict(F, F.take(net.attend_pages(tokens, pages), rows))
 
 
+class _AdaptedStep(_Step):
+    """A decode step whose tokens have adapters."""
+
+    def hybrid_forward(  # type: ignore[override]
+        self, F: Functions, tokens: Any, positions: Any, slots: Any, sequences: Any, tables: Any, rows: Any, mask: Any,
+        cache: Any,
+    ) -> Any:  # fmt: skip
+        net = cast("PagedModel", self.net)
+        pages = PagedCache(F, cache, self._page_size, positions, slots, sequences, tables, {})
+        with masked(mask):
+            features = net.attend_pages(tokens, pages)
+        with masked(F.take(mask, rows)):
+            return net.predict(F, F.take(features, rows))
+
+
 class _Forms(NamedTuple):
     """The shapes of a step's arrays, of which there are few, so that few graphs are compiled."""
 
@@ -79,6 +98,7 @@ class PagedDecoder:
         page_size: the number of positions of a page; multiples of 16 are fast.
         dtype: the element type of the cache: float32, float16, bfloat16 or int8.
         ctx: the device (default: that of the parameters).
+        max_adapter_bytes: the maximum size of the table of adapters in bytes; see :meth:`add_adapter`.
 
     Attributes:
         net: the network.
@@ -93,7 +113,7 @@ class PagedDecoder:
 
     def __init__(
         self, net: Any, pages: int, page_size: int = 16, dtype: DTypeLike = "float32",
-        ctx: Context | None = None,
+        ctx: Context | None = None, max_adapter_bytes: int = 1 << 30,
     ) -> None:  # fmt: skip
         if not isinstance(net, HybridBlock) or not all(
             hasattr(net, each) for each in ("page_heads", "attend_pages", "predict")
@@ -119,6 +139,8 @@ class PagedDecoder:
         self.nbytes = int(np.prod(shape, dtype=np.int64)) * element.itemsize
         self._step = _Step(net, page_size)
         self._step.hybridize(static_alloc=True)
+        self._adapters = AdapterTable(net, self._context, max_adapter_bytes)
+        self._adapted: tuple[int, _AdaptedStep] | None = None
 
     def step(self, batch: StepBatch) -> NDArray:
         """Push a decode step; return the logits (R, vocabulary) of the tokens in ``batch.rows``.
@@ -132,9 +154,42 @@ class PagedDecoder:
         self._check(batch)
         forms = _forms(batch)
         arrays = [nd.array(each, dtype="int32", ctx=self._context) for each in self._padded(batch, forms)]
-        logits = cast("NDArray", self._step(*arrays, self._cache))
+        if batch.adapters is not None and (batch.adapters >= 0).any():
+            padded = np.pad(batch.adapters, (0, forms.tokens - len(batch.adapters)), constant_values=-1)
+            arrays.append(nd.array(self._adapters.mask(padded), ctx=self._context))
+            step: _Step = self._adapted_step()
+        else:
+            step = self._step
+        logits = cast("NDArray", step(*arrays, self._cache))
         count = len(batch.rows)
         return logits if count == forms.rows else logits[:count]
+
+    def add_adapter(self, weights: AdapterWeights) -> int:
+        """Push the writing of a low-rank adapter into the network; return its slot, for ``StepBatch.adapters``.
+
+        The layers of the network are wrapped. Dense forwards of the network stay without adapters.
+
+        Raises:
+            Overloaded: the table of adapters would be too large.
+        """
+        return self._adapters.add(weights)
+
+    def remove_adapter(self, slot: int) -> None:
+        """Free the slot of an adapter, which no later step uses."""
+        self._adapters.remove(slot)
+
+    def read_adapter(self, folder: str | os.PathLike[str]) -> AdapterWeights:
+        """Read an adapter of the network from a folder of Hugging Face's PEFT: see :func:`flowmx.gluon.lora.read`."""
+        return read(self.net, folder)
+
+    def _adapted_step(self) -> _AdaptedStep:
+        """Return the step for the present table of adapters."""
+        generation = self._adapters.generation
+        if self._adapted is None or self._adapted[0] != generation:
+            step = _AdaptedStep(self.net, self.page_size)
+            step.hybridize(static_alloc=True)
+            self._adapted = generation, step
+        return self._adapted[1]
 
     def copy_page(self, source: int, target: int) -> None:
         """Push an operation that copies a page's keys and values to another page.
@@ -183,9 +238,9 @@ class PagedDecoder:
 
     def _check(self, batch: StepBatch) -> None:
         count = len(batch.tokens)
-        shapes = [np.shape(each) for each in batch]
+        shapes = [np.shape(each) for each in batch[:6]]
         if not count or shapes[:4] != [(count,)] * 4 or len(shapes[4]) != 2 or len(shapes[5]) != 1:
-            names = ", ".join(f"{name} {shape}" for name, shape in zip(batch._fields, shapes, strict=True))
+            names = ", ".join(f"{name} {shape}" for name, shape in zip(batch._fields, shapes, strict=False))
             raise ShapeError(f"PagedDecoder: the shapes are {names}, expected (T,) four times, (S, P) and (R,)")
         tables = batch.tables
         limits = {

@@ -167,17 +167,18 @@ class PageTable:
 
     Args:
         pool: the pages of the cache.
+        salt: sequences share pages only with those of the same salt.
 
     Attributes:
         pages: the pages, in the order of the tokens.
         length: the number of tokens whose keys and values are in the cache.
     """
 
-    def __init__(self, pool: PagePool) -> None:
-        self.pool = pool
+    def __init__(self, pool: PagePool, salt: bytes = b"") -> None:
+        self.pool, self.salt = pool, salt
         self.pages: list[int] = []
         self.length = 0
-        self._root = pool.root
+        self._root = self._present_root()
         self._digests: list[bytes] = []
 
     def share_prefix(self, tokens: Sequence[int]) -> int:
@@ -190,7 +191,7 @@ class PageTable:
         """
         if self.pages:
             raise ValueError("only an empty table can share a prefix: clear it first")
-        self._root = self.pool.root
+        self._root = self._present_root()
         for digest in self._chain(tokens, (len(tokens) - 1) // self.pool.page_size):
             page = self.pool.find(digest)
             if page is None:
@@ -229,7 +230,7 @@ class PageTable:
             length: at most the length that is reserved.
         """
         self.length = length
-        if self._root != self.pool.root:
+        if self._root != self._present_root():
             return
         full = length // self.pool.page_size
         for place, digest in enumerate(self._chain(tokens, full, len(self._digests)), len(self._digests)):
@@ -238,7 +239,7 @@ class PageTable:
 
     def fork(self) -> PageTable:
         """Return a table of a second sequence with the same tokens, which shares all pages."""
-        other = PageTable(self.pool)
+        other = PageTable(self.pool, self.salt)
         other.pages, other.length = list(self.pages), self.length
         other._root, other._digests = self._root, list(self._digests)
         for page in self.pages:
@@ -250,7 +251,10 @@ class PageTable:
         for page in reversed(self.pages):
             self.pool.release(page)
         self.pages, self._digests, self.length = [], [], 0
-        self._root = self.pool.root
+        self._root = self._present_root()
+
+    def _present_root(self) -> bytes:
+        return self.pool.root + self.salt
 
     def _pages_for(self, length: int) -> int:
         return -(-length // self.pool.page_size)

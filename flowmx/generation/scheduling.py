@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flowmx.errors import Overloaded
+from flowmx.generation.adapter_registry import NO_ADAPTER, Adapter
 from flowmx.generation.pages import OutOfPages, PageCopy, PagePool, PageTable
 from flowmx.generation.step_batch import StepBatch
 
@@ -30,8 +31,10 @@ class TokenSequence:
     Args:
         prompt: at least one token.
         priority: sequences of a higher priority run first.
+        adapter: the adapter with which its tokens are computed.
 
     Attributes:
+        adapter: as passed.
         tokens: the prompt and the generated tokens.
         prompt_length: the number of tokens of the prompt.
         drafts: guesses of the next tokens, which the next step verifies.
@@ -41,12 +44,12 @@ class TokenSequence:
         cached: the number of tokens of the prompt that shared pages contained when it first ran.
     """
 
-    def __init__(self, prompt: Sequence[int], priority: int = 0) -> None:
+    def __init__(self, prompt: Sequence[int], priority: int = 0, adapter: Adapter = NO_ADAPTER) -> None:
         if not prompt:
             raise ValueError("the prompt has no tokens: pass at least one, such as the tokenizer's first token")
         self.tokens = list(prompt)
         self.prompt_length = len(self.tokens)
-        self.priority = priority
+        self.priority, self.adapter = priority, adapter
         self.drafts: Sequence[int] = ()
         self.paused = self.finished = self.cancelled = False
         self.table: PageTable | None = None
@@ -244,7 +247,7 @@ class Scheduler:
         spare = len(chosen)  # each may need a page soon; otherwise the new sequence would be preempted at once
         if not is_first and sequence.missing_pages > self._room(victims):
             return False
-        table = PageTable(self.pool)
+        table = PageTable(self.pool, sequence.adapter.salt)
         cached = table.share_prefix(sequence.tokens)
         sequence.missing_pages = table.missing(len(sequence.tokens)) + spare
         room = self._room(victims)
@@ -366,6 +369,8 @@ def _batch(parts: Sequence[Part], page_size: int) -> StepBatch:
     slots = tables[sequences, positions // page_size] * np.int32(page_size) + positions % page_size
     rows = [np.arange(end - part.rows, end, dtype=np.int32) for part, end in zip(parts, ends, strict=True) if part.rows]
     tokens = np.array([token for part in parts for token in part.tokens], np.int32)
+    used = np.array([part.sequence.adapter.slot for part in parts], np.int32)
+    adapters = np.repeat(used, counts) if (used >= 0).any() else None
     return StepBatch(
-        tokens, positions, slots, sequences, tables, np.concatenate(rows) if rows else np.empty(0, np.int32)
+        tokens, positions, slots, sequences, tables, np.concatenate(rows) if rows else np.empty(0, np.int32), adapters
     )

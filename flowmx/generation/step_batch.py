@@ -23,6 +23,7 @@ class StepBatch(NamedTuple):
         sequences: (T,), the row of `tables` of each token's sequence.
         tables: (S, P), the pages of each sequence, padded with 0.
         rows: (R,), the tokens, by index into `tokens`, whose logits are computed.
+        adapters: (T,), the slot of each token's adapter, or -1; None if no token has one.
     """
 
     tokens: NDArray[np.int32]
@@ -31,3 +32,4 @@ class StepBatch(NamedTuple):
     sequences: NDArray[np.int32]
     tables: NDArray[np.int32]
     rows: NDArray[np.int32]
+    adapters: NDArray[np.int32] | None = None

@@ -24,14 +24,14 @@ from flowmx.gluon.trainer import Trainer
 from flowmx.lazy import lazy_attributes
 
 if TYPE_CHECKING:
-    from flowmx.gluon import contrib, data, model_zoo
+    from flowmx.gluon import contrib, data, lora, model_zoo
 
 __all__ = [
     "Block", "Constant", "DeferredInitializationError", "ExponentialMovingAverage", "HybridBlock", "LRFinder",
-    "Parameter", "ParameterDict", "SymbolBlock", "Trainer", "averaging", "block", "contrib", "data", "loss",
-    "model_zoo", "nn", "parameter", "rnn", "trainer", "utils",
+    "Parameter", "ParameterDict", "SymbolBlock", "Trainer", "averaging", "block", "contrib", "data", "lora",
+    "loss", "model_zoo", "nn", "parameter", "rnn", "trainer", "utils",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy_attributes(
-    __name__, {module: f"flowmx.gluon.{module}" for module in ("contrib", "data", "model_zoo")}
+    __name__, {module: f"flowmx.gluon.{module}" for module in ("contrib", "data", "lora", "model_zoo")}
 )

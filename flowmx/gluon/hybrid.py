@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 
@@ -445,12 +445,12 @@ class HybridBlock(Block):
             )
         return {name: all_params[name] for name in names}
 
-    def _warn_of_unused(self, used: Collection[str], inputs: Sequence[str], params: Iterable[str]) -> None:
+    def _warn_of_unused(self, used: Collection[str], inputs: Sequence[str], params: ParameterDict) -> None:
         label = f"{type(self).__name__} {self.name!r}"
         for name in inputs:
             if name not in used:
                 warnings.warn(f"{label}: its input {name!r} is not used: is that intended?", stacklevel=7)
-        unused = [name for name in params if name not in used]
+        unused = [name for name, param in params.items() if name not in used and not param.may_be_unused]
         if unused:
             warnings.warn(f"{label}: the parameters {', '.join(unused)} are not used: is that intended?", stacklevel=7)
 

@@ -73,6 +73,9 @@ class Parameter:
         >>> out = mx.nd.FullyConnected(x, weight.data(), no_bias=True, num_hidden=64)
     """
 
+    may_be_unused = False
+    """Whether a graph may leave it out without a warning."""
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:

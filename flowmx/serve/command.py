@@ -104,12 +104,14 @@ async def _serve_pool(options: argparse.Namespace, argv: Sequence[str]) -> int:
 def _model(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Predictor | generation.Generator:
     """Return the generator of a language model, or the predictor of any other model."""
     if options.handler is not None or not generation.is_text_model(options.model):
+        if options.adapter:
+            parser.error(f"{options.model} is no language model: --adapter does not apply")
         return _predictor(options)
     if options.shape or options.image:
         parser.error(f"{options.model} is a language model: --shape and --image do not apply")
     return generation.load(
         options.model, name=options.name if options.name != _DEFAULT_NAME else None, max_bytes=options.cache_mib << 20,
-        max_length=options.max_length, max_requests=options.max_queue or _MAX_REQUESTS,
+        max_length=options.max_length, max_requests=options.max_queue or _MAX_REQUESTS, adapters=dict(options.adapter),
     )  # fmt: skip
 
 
@@ -126,6 +128,14 @@ def _image(options: argparse.Namespace) -> dict[str, Any] | None:
     values = {"resize": options.image_resize, "mean": options.image_mean, "std": options.image_std}
     values = {name: value for name, value in values.items() if value is not None}
     return values if options.image or values else None
+
+
+def _adapter(text: str) -> tuple[str, Path]:
+    """Parse ``NAME=FOLDER``, for argparse's ``type``."""
+    name, _, folder = text.partition("=")
+    if not name or not folder:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected NAME=FOLDER, such as german=adapters/german")
+    return name, Path(folder)
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -243,6 +253,11 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
         help="memory for the keys and values of a language model (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--max-length", type=int, help="maximum number of tokens of a prompt and its text")
+    parser.add_argument(
+        "--adapter", action="append", type=_adapter, default=[], metavar="NAME=FOLDER",
+        help="a low-rank adapter of a language model, in a folder of Hugging Face's PEFT; requests name it as the "
+        "model MODEL:NAME; may be repeated",
+    )  # fmt: skip
 
 
 def _add_inputs(parser: argparse.ArgumentParser) -> None:

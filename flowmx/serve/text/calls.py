@@ -91,7 +91,7 @@ class TextCall(NamedTuple):
 
     async def _begin(self, request: TextRequest, size: int) -> list[Generation]:
         """Begin the generation of each choice of each prompt; if one is refused, cancel the others."""
-        generator = self.generators.find(request.model)
+        generator, adapter = self.generators.resolve(request.model)
         if generator.is_closed:
             raise Unavailable(f"{request.model} is draining: it accepts no further requests")
         tools = request.settings.get("tools")
@@ -100,7 +100,7 @@ class TextCall(NamedTuple):
         try:
             for tokens in prompts:
                 for choice in range(request.choices):
-                    generations.append(generator(tokens, **request.choice_settings(choice)))
+                    generations.append(generator(tokens, adapter=adapter, **request.choice_settings(choice)))
         except BaseException:  # whatever the reason
             _cancel(generations)
             raise

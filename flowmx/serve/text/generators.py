@@ -33,11 +33,30 @@ class Generators:
         Raises:
             BadRequest: 404, the name is unknown.
         """
-        generator = self._generators.get(name)
-        if generator is None:
-            names = ", ".join(self) or "none"
+        return self.resolve(name)[0]
+
+    def resolve(self, name: str) -> tuple[Generator, str | None]:
+        """Return the generator and the adapter of a name, such as ``smollm2`` or ``smollm2:german``.
+
+        Raises:
+            BadRequest: 404, the name is unknown.
+        """
+        if name in self._generators:
+            return self._generators[name], None
+        base, _, adapter = name.rpartition(":")
+        generator = self._generators.get(base)
+        if generator is None or adapter not in generator.adapters:
+            names = ", ".join(self.names()) or "none"
             raise BadRequest(f"there is no model {name[:80]!r}, expected one of {names}", "model", 404)
-        return generator
+        return generator, adapter
+
+    def names(self) -> list[str]:
+        """Return the names that requests may use: those of the generators and of their adapters."""
+        return [
+            each
+            for name, generator in self._generators.items()
+            for each in (name, *(f"{name}:{adapter}" for adapter in generator.adapters))
+        ]
 
     def metrics(self) -> str:
         """Return the metrics in Prometheus' text format."""

@@ -45,7 +45,7 @@ def _call(parse: Callable[[bytes], TextRequest]) -> Callable[[TextService, Head]
 
 
 def _models(service: TextService, head: Head) -> Reply:
-    return json_reply(200, {"object": "list", "data": [_model(name) for name in service.generators]})
+    return json_reply(200, {"object": "list", "data": [_model(service, name) for name in service.generators.names()]})
 
 
 def _one_model(service: TextService, head: Head, name: str) -> Reply:
@@ -53,15 +53,17 @@ def _one_model(service: TextService, head: Head, name: str) -> Reply:
         service.generators.find(name)
     except BadRequest as error:
         return error_reply(error.status, str(error), error.field)
-    return json_reply(200, _model(name))
+    return json_reply(200, _model(service, name))
 
 
-def _model(name: str) -> dict[str, object]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "flowmx"}
+def _model(service: TextService, name: str) -> dict[str, object]:
+    adapter = service.generators.resolve(name)[1]
+    parent = {} if adapter is None else {"parent": name.removesuffix(f":{adapter}")}
+    return {"id": name, "object": "model", "created": 0, "owned_by": "flowmx"} | parent
 
 
 def _page(service: TextService, head: Head) -> Reply:
-    page = chat_page.page(list(service.generators))
+    page = chat_page.page(service.generators.names())
     return Reply(200, page.encode(), "text/html; charset=utf-8", {"Content-Security-Policy": chat_page.POLICY})
 
 

@@ -1,0 +1,120 @@
+"""The low-rank adapters of a decoder: requests with different adapters share its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray as HostArray
+
+from flowmx.devices import Context
+from flowmx.errors import Overloaded
+from flowmx.gluon.hybrid import HybridBlock
+from flowmx.gluon.lora.layers import dense_layers, replace
+from flowmx.gluon.lora.names import sources
+from flowmx.gluon.lora.table import TableDense
+from flowmx.gluon.lora.weights import AdapterWeights
+
+__all__ = ["AdapterTable"]
+
+_MAX_BYTES = 1 << 30
+_RANKS = 8
+"""The rank of a table is a multiple of this."""
+
+
+class AdapterTable:
+    """The adapters in the layers of a network.
+
+    The layers that an adapter needs are wrapped, and hold all adapters. The table grows when an adapter needs it: then
+    the next steps compile their graphs again.
+
+    Args:
+        net: the network.
+        ctx: the device of its parameters.
+        max_bytes: the maximum size of the table in bytes.
+
+    Attributes:
+        generation: the number of times that the table has grown.
+    """
+
+    def __init__(self, net: HybridBlock, ctx: Context, max_bytes: int = _MAX_BYTES) -> None:
+        self._net, self._context, self._max_bytes = net, ctx, max_bytes
+        self._adapters: list[AdapterWeights | None] = []
+        self._layers: dict[str, TableDense] = {}
+        self._rank = 0
+        self.generation = 0
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the table in bytes."""
+        return sum(layer.nbytes for layer in self._layers.values())
+
+    @property
+    def width(self) -> int:
+        """The number of columns of the mask."""
+        return len(self._adapters) * self._rank
+
+    def add(self, weights: AdapterWeights) -> int:
+        """Push the writing of an adapter into a free slot; return its number.
+
+        Raises:
+            Overloaded: the table would be larger than ``max_bytes``; then nothing has changed.
+        """
+        free = [slot for slot, each in enumerate(self._adapters) if each is None]
+        count = len(self._adapters) if free else max(1, 2 * len(self._adapters))
+        rank = max(self._rank, -(-weights.rank // _RANKS) * _RANKS)
+        new = weights.layers.keys() - self._layers.keys()
+        if not free or rank > self._rank or new:
+            self._grow(count, rank, [*self._layers, *sorted(new)])
+        slot = free[0] if free else self._adapters.index(None)
+        self._adapters[slot] = weights
+        self._write(slot)
+        return slot
+
+    def remove(self, slot: int) -> None:
+        """Free a slot; steps that were pushed before still use its adapter."""
+        self._adapters[slot] = None
+
+    def mask(self, adapters: Sequence[int] | HostArray[np.int32]) -> HostArray[np.float32]:
+        """Return the mask of rows for :func:`flowmx.gluon.lora.table.masked`.
+
+        Args:
+            adapters: the slot of each row, or -1 for none.
+        """
+        slots = np.asarray(adapters, np.int32)
+        chosen = slots[:, None] == np.arange(len(self._adapters), dtype=np.int32)
+        return np.repeat(chosen, self._rank, axis=1).astype(np.float32)
+
+    def _grow(self, count: int, rank: int, paths: Sequence[str]) -> None:
+        """Replace the table by a larger one."""
+        present, layers = dense_layers(self._net), {}
+        for path in paths:
+            layer: Any = present[path]
+            base = layer.base if isinstance(layer, TableDense) else layer
+            layers[path] = TableDense(base, count, rank, len(sources(self._net, path)))
+        nbytes = sum(layer.nbytes for layer in layers.values())
+        if nbytes > self._max_bytes:
+            raise Overloaded(
+                f"the table of adapters would have {nbytes} bytes, expected at most {self._max_bytes}: remove an "
+                "adapter, or raise max_adapter_bytes", 1.0,
+            )  # fmt: skip
+        self._layers, self._rank = layers, rank
+        self._adapters += [None] * (count - len(self._adapters))
+        self.generation += 1
+        for path, table in layers.items():
+            replace(self._net, path, table)
+        for slot in range(len(self._adapters)):
+            self._fill(slot)
+        for table in layers.values():
+            table.push(self._context)
+
+    def _fill(self, slot: int) -> None:
+        weights = self._adapters[slot]
+        for path, layer in self._layers.items():
+            layer.set(slot, None if weights is None else weights.layers.get(path))
+
+    def _write(self, slot: int) -> None:
+        self._fill(slot)
+        for layer in self._layers.values():
+            layer.push(self._context)
