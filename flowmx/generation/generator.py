@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+import weakref
 from collections.abc import Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -15,6 +16,7 @@ from flowmx import forks
 from flowmx.comm.metrics import Metrics
 from flowmx.comm.offload import submit
 from flowmx.errors import EngineError
+from flowmx.generation import flight_report
 from flowmx.generation.adapter_registry import AdapterRegistry
 from flowmx.generation.generation import Ending, Generation, Request, Vocabulary
 from flowmx.generation.metrics import GeneratorMetrics
@@ -132,6 +134,7 @@ class Generator:
         self._compiler: SchemaCompiler | None = None
         self._compiling = asyncio.Lock()
         self._is_closed = False
+        weakref.finalize(self, flight_report.register(name, self._counts, self._scheduler, self._adapters))
         self._forks = forks.generation()
 
     def __call__(

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 from collections import deque
@@ -20,6 +21,8 @@ from multidict import CIMultiDict
 import flowmx as mx
 from flowmx.comm.security import InsecureAddress
 from flowmx.engine import engine
+from flowmx.generation import Generator
+from flowmx.observability import dashboard
 from flowmx.observability.dashboard import access_control, reader
 from flowmx.observability.dashboard.access_control import COOKIE, Guard, check_address
 from flowmx.observability.dashboard.memory_owners import layers, with_rest
@@ -31,6 +34,8 @@ from flowmx.observability.dashboard.warning_history import PRESENT, WarningHisto
 from flowmx.observability.doctor.rules import FAILED, Finding
 from flowmx.observability.flight import curves
 from flowmx.observability.flight.curves import Curve
+from flowmx.observability.flight.report_registry import reports as flight_reports
+from tests.generation.test_generator import Scripted
 
 SECRET = "a secret of some letters"
 
@@ -160,6 +165,37 @@ def test_a_service_by_rate_queue_and_latency():
     assert row["rate"] == 10 and row["requests"]["refused"] == 3
     later = sampler.add(Reading(at=14.0, reports=service(30, [100, 20, 0]))).content["values"]
     assert "served.m.p99" not in later or later["served.m.p99"] == 1.0
+
+
+def generator(tokens, counts, pages=0):
+    report = {"generator": "m", "running": 2, "waiting": 3, "limit": 8, "pages": pages, "page_count": 20}
+    first = {"bounds": [0.1, 1.0], "counts": counts}
+    more = {"preemptions": 1, "tokens": tokens, "prompt_tokens": 10 * tokens, "adapters": {"german": 1}}
+    return {"generating m": {**report, **more, "first_token": first}}
+
+
+def test_a_generator_by_rate_cache_and_first_token():
+    sampler = Sampler()
+    assert sampler.add(Reading(at=0.0)).content["now"]["generators"] == []
+    sampler.add(Reading(at=1.0, reports=generator(0, [])))
+    frame = sampler.add(Reading(at=3.0, reports=generator(60, [9, 1, 0], pages=5))).content
+    values, (row,) = frame["values"], frame["now"]["generators"]
+    assert (values["generated.m.rate"], values["generated.m.prompts"], values["generated.m.cache"]) == (30, 300, 0.25)
+    assert (row["first"], row["running"], row["waiting"], row["adapters"]) == (1.0, 2, 3, {"german": 1})
+
+
+async def test_the_reports_of_a_generator():
+    def reports():
+        return [each for each in flight_reports().values() if each.get("generator") == "tiny"]
+
+    generator = Generator(Scripted(pages=10), name="tiny")
+    await generator([1], temperature=0, max_tokens=6)
+    (report,) = reports()
+    assert (report["tokens"], report["prompt_tokens"], report["page_count"]) == (6, 1, 10)
+    assert sum(report["first_token"]["counts"]) == 1
+    del generator
+    gc.collect()
+    assert reports() == []
 
 
 def test_peers_by_traffic_and_health():
@@ -488,3 +524,14 @@ def test_each_operation_is_in_the_reading_after_its_end(monkeypatch):
         variable.wait_to_read()
         ended = reading.read({}).ended  # short operations of one name are shown as one
         assert sum(each.number for each in ended) == count and {each.name for each in ended} <= {"mine"}
+
+
+def test_modules_of_the_page_export_what_others_import():
+    page = Path(dashboard.__file__).parent / "page"
+    exported = {
+        path.name: set(re.findall(r"^export (?:async )?(?:function|class|const) (\w+)", path.read_text(), re.M))
+        for path in page.glob("*.js")
+    }
+    for path in page.glob("*.js"):
+        for names, module in re.findall(r"^import \{ (.+?) \} from \"\./(.+?)\";", path.read_text(), re.M):
+            assert set(names.split(", ")) <= exported[module], f"{path.name} imports {names} from {module}"

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import re
 import threading
 import time
@@ -13,10 +14,12 @@ import pytest_asyncio
 import flowmx as mx
 from flowmx.devices.sim import simulated
 from flowmx.errors import KVStoreError
+from flowmx.generation import Generator
 from flowmx.observability import flight
 from flowmx.observability.dashboard import sampler_thread
 from flowmx.observability.flight import curves
 from tests import browser as browsers
+from tests.generation.test_generator import Scripted
 
 pytestmark = [
     pytest.mark.skipif(browsers.path() is None, reason="no Chromium is installed (apt-get install chromium)"),
@@ -148,7 +151,7 @@ async def test_processes_that_stop_and_restart_are_shown_so(look):
     await page.until("document.getElementById('status').dataset.state === 'live'")
     await asyncio.to_thread(first.stop)
     await page.until("document.getElementById('status').dataset.state === 'gone'", 15)
-    assert "it has ended" in await page.evaluate("document.getElementById('banner').textContent")
+    assert "it has exited" in await page.evaluate("document.getElementById('banner').textContent")
     port = int(first.url.rstrip("/").rpartition(":")[2])
     with mx.dashboard.start(port=port):
         await page.until("document.getElementById('status').dataset.state === 'live'", 15)
@@ -291,6 +294,20 @@ FAULTS = {
     "starved loader": starved, "NaN": not_a_number, "leak": leaking, "blocked event loop": blocked,
     "overloaded server": overloaded, "lost peer": lost, "version mismatch": mismatched,
 }  # fmt: skip
+
+
+async def test_the_panel_of_text_generation_appears_with_a_generator(look, dashboard):
+    panel = "document.getElementById('generation')"
+    page = await look(dashboard.url)
+    await page.until("document.getElementById('status').dataset.state === 'live'")
+    assert await page.evaluate(f"{panel}.hidden")
+    async with Generator(Scripted(pages=30), name="tiny") as generator:
+        await generator([1], temperature=0, max_tokens=9)
+        await page.until(f"!{panel}.hidden && {panel}.querySelector('tbody').textContent.includes('tiny')")
+        assert "of 30" in await page.evaluate(f"{panel}.querySelector('tbody').textContent")
+    del generator
+    gc.collect()
+    await page.until(f"{panel}.hidden")
 
 
 async def test_ten_planted_faults_are_named_within_ten_seconds(look, dashboard):

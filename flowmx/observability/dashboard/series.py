@@ -11,7 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flowmx.observability.dashboard.process_state import Reading
-from flowmx.observability.dashboard.tables import nodes, peers, quantile, service_rows, services
+from flowmx.observability.dashboard.tables import (
+    generator_rows,
+    generators,
+    nodes,
+    peers,
+    quantile,
+    service_rows,
+    services,
+)
 from flowmx.observability.dashboard.timeline import Bar, Lanes, busy, limit_bars
 
 __all__ = ["CAPACITY", "Frame", "Sampler"]
@@ -92,26 +100,49 @@ class Sampler:
             values |= _busy(reading, previous)
         for model, report in services(reading).items():
             values |= self._service(model, report, reading, previous, seconds)
+        for model, report in generators(reading).items():
+            values |= self._generator(model, report, reading, previous, seconds)
         return {name: _rounded(value) for name, value in values.items() if math.isfinite(value)}
 
     def _service(
         self, model: str, report: Mapping[str, Any], reading: Reading, previous: Reading | None, seconds: float
     ) -> dict[str, float]:
-        counts = list(report["latency"]["counts"])
-        history = self._latencies.setdefault(model, deque())
-        history.append((reading.at, counts))
-        while len(history) > 1 and reading.at - history[0][0] > _RECENT:
-            history.popleft()
-        new = [a - b for a, b in zip(counts, history[0][1] or [0] * len(counts), strict=False)]
         earlier = None if previous is None else services(previous).get(model)
         values = {f"served.{model}.queued": float(report["queued"])}
-        if any(new):
-            values[f"served.{model}.p99"] = quantile(report["latency"]["bounds"], new, 0.99)
+        p99 = self._recent_p99(f"served.{model}", report["latency"], reading.at)
+        if p99 is not None:
+            values[f"served.{model}.p99"] = p99
         if earlier is not None:
             values[f"served.{model}.rate"] = (
                 report["requests"]["answered"] - earlier["requests"]["answered"]
             ) / seconds  # fmt: skip
         return values
+
+    def _generator(
+        self, model: str, report: Mapping[str, Any], reading: Reading, previous: Reading | None, seconds: float
+    ) -> dict[str, float]:
+        earlier = None if previous is None else generators(previous).get(model)
+        values = {
+            f"generated.{model}.waiting": float(report["waiting"]),
+            f"generated.{model}.cache": report["pages"] / report["page_count"],
+        }
+        first = self._recent_p99(f"generated.{model}", report["first_token"], reading.at)
+        if first is not None:
+            values[f"generated.{model}.first"] = first
+        if earlier is not None:
+            values[f"generated.{model}.rate"] = (report["tokens"] - earlier["tokens"]) / seconds
+            values[f"generated.{model}.prompts"] = (report["prompt_tokens"] - earlier["prompt_tokens"]) / seconds
+        return values
+
+    def _recent_p99(self, name: str, histogram: Mapping[str, Any], at: float) -> float | None:
+        """Return the 99th percentile of the values that a histogram got recently; None without such values."""
+        counts = list(histogram["counts"])
+        history = self._latencies.setdefault(name, deque())
+        history.append((at, counts))
+        while len(history) > 1 and at - history[0][0] > _RECENT:
+            history.popleft()
+        new = [a - b for a, b in zip(counts, history[0][1] or [0] * len(counts), strict=False)]
+        return quantile(histogram["bounds"], new, 0.99) if any(new) else None
 
     # -- tables ----------------------------------------------------------------------------------------
 
@@ -121,6 +152,7 @@ class Sampler:
             "steps": reading.steps, "samples": reading.samples,
             "actors": self._actors(reading, values), "memory": self._memory(reading),
             "peers": peers(reading), "nodes": nodes(reading), "services": service_rows(reading, values),
+            "generators": generator_rows(reading, values),
             "curves": {name: curve[2] for name, curve in reading.curves.items()},
         }  # fmt: skip
 

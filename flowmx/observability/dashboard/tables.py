@@ -1,4 +1,4 @@
-"""Rows of the tables of peers and services, from the program's reports. This module does no I/O."""
+"""Rows of the tables of peers, services and generators, from the program's reports. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from flowmx.observability.dashboard.process_state import Reading
 
-__all__ = ["nodes", "peers", "quantile", "service_rows", "services"]
+__all__ = ["generator_rows", "generators", "nodes", "peers", "quantile", "service_rows", "services"]
 
 
 def services(reading: Reading) -> dict[str, Mapping[str, Any]]:
@@ -24,6 +24,24 @@ def service_rows(reading: Reading, values: Mapping[str, float]) -> list[dict[str
             "rate": values.get(f"served.{model}.rate"), "p99": values.get(f"served.{model}.p99"),
         }
         for model, report in services(reading).items()
+    ]  # fmt: skip
+
+
+def generators(reading: Reading) -> dict[str, Mapping[str, Any]]:
+    """Return the reports of generators of text, by model name."""
+    return {str(report["generator"]): report for report in reading.reports.values() if "generator" in report}
+
+
+def generator_rows(reading: Reading, values: Mapping[str, float]) -> list[dict[str, object]]:
+    """Return a row per generator, with its rate and time to the first token from the newest values."""
+    return [
+        {
+            "model": model, "running": report["running"], "waiting": report["waiting"], "limit": report["limit"],
+            "pages": report["pages"], "page_count": report["page_count"], "preemptions": report["preemptions"],
+            "rate": values.get(f"generated.{model}.rate"), "prompts": values.get(f"generated.{model}.prompts"),
+            "first": values.get(f"generated.{model}.first"), "adapters": dict(report["adapters"]),
+        }
+        for model, report in generators(reading).items()
     ]  # fmt: skip
 
 

@@ -211,6 +211,23 @@ function services(state) {
   if (names.length) chart($("served-chart"), "served", "responses per second", format.count, ago).show(names.map((name, index) => line(state, `served.${name}.rate`, name, `c${index % 8}`)), [0]);
 }
 
+// The panel is shown if the process has a generator.
+function generation(state) {
+  const rows = state.now.generators ?? [];
+  $("generation").hidden = !rows.length;
+  fill(body("generators"), rows.map((each) => [
+    each.model, format.count(each.rate), format.count(each.running),
+    { share: each.waiting / each.limit, text: format.count(each.waiting), tone: "c0" },
+    { share: each.pages / each.page_count, text: `${format.count(each.pages)} of ${format.count(each.page_count)}`, tone: each.pages === each.page_count ? "bad" : "c6" },
+    each.first === null ? format.NONE : `≤ ${format.seconds(each.first)}`,
+  ]), ["", "number", "number", "", "", "number"]);
+  const adapters = rows.flatMap((each) => Object.entries(each.adapters).map(([name, count]) => `${each.model}:${name} (${format.count(count)})`));
+  const preempted = rows.reduce((sum, each) => sum + each.preemptions, 0);
+  const notes = [adapters.length ? `requests by adapter: ${adapters.join(", ")}` : "", preempted ? `${format.count(preempted)} preemptions` : ""];
+  set($("generation-note"), notes.filter(Boolean).join("; "));
+  if (rows.length) chart($("generated-chart"), "generated", "tokens per second", format.count, ago).show(rows.map(({ model }, index) => line(state, `generated.${model}.rate`, model, `c${index % 8}`)), [0]);
+}
+
 function about(state) {
   const { program, pid, host, engine, recorder } = state.now;
   set($("program"), `${program} · process ${pid} on ${host}`);
@@ -218,7 +235,7 @@ function about(state) {
   set($("about"), `engine: ${engine}${recorder ? "" : ". The flight recorder is off (FLOWMX_FLIGHT_RECORDER=0): no timeline, no utilization"}`);
 }
 
-const PANELS = [about, glance, warnings, training, actors, memory, layers, peers, services];
+const PANELS = [about, glance, warnings, training, actors, memory, layers, peers, services, generation];
 
 export function show(state) {
   for (const panel of PANELS) panel(state);

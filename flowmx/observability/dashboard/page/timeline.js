@@ -1,7 +1,7 @@
 // The rolling timeline: a lane per actor, a bar per operation; pointer or arrow keys show details.
 
 import { clock } from "./axes.js";
-import { prepared } from "./chart.js";
+import { prepare } from "./chart.js";
 import { seconds } from "./format.js";
 import { colour, toneOf } from "./theme.js";
 
@@ -45,7 +45,7 @@ export class Timeline {
   }
 
   draw() {
-    const [context, width, height] = prepared(this.canvas);
+    const [context, width, height] = prepare(this.canvas);
     this.gutter = width < 560 ? 0 : this.gutterWidth(context, width);
     this.scale = (width - this.gutter) / this.span;
     this.left = this.right - this.span;
