@@ -317,8 +317,13 @@ class Generator:
 
     # -- requests --------------------------------------------------------------------------------------
 
-    def tokens(self, prompt: str | Sequence[int] | Messages, tools: Any = None) -> list[int]:
+    def tokens(self, prompt: str | Sequence[int] | Messages, tools: Any = None, opening: str = "") -> list[int]:
         """Return the tokens of a prompt. Long texts take time: call this on another thread, then pass the tokens.
+
+        Args:
+            prompt: as for a call.
+            tools: as for a call.
+            opening: the beginning of the reply to a chat, such as the marker of a call.
 
         Raises:
             ValueError: a token is not in the vocabulary, or the template refuses the chat.
@@ -328,7 +333,7 @@ class Generator:
         if is_chat:
             if self.template is None:
                 raise TypeError("the prompt is a chat, but the model has no chat template: pass a text, or template=")
-            prompt = self.template.render(prompt, tools=tools)  # type: ignore[arg-type]
+            prompt = self.template.render(prompt, tools=tools) + opening  # type: ignore[arg-type]
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise TypeError("the prompt is a text, but the generator has no tokenizer: pass tokens, or tokenizer=")

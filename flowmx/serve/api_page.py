@@ -11,10 +11,12 @@ from urllib.parse import quote
 
 import numpy as np
 
+from flowmx.generation import Generator
 from flowmx.serve.inputs import Input
 from flowmx.serve.model_registry import ModelRegistry
 from flowmx.serve.predictor import Predictor
 from flowmx.serve.route import Route
+from flowmx.serve.text.generators import Generators
 
 __all__ = ["page"]
 
@@ -35,14 +37,17 @@ for (const example of document.querySelectorAll("pre"))
 """
 
 
-def page(routes: Sequence[Route], models: ModelRegistry) -> str:
+def page(routes: Sequence[Route], models: ModelRegistry, generators: Generators) -> str:
     """Return a self-contained HTML page of the models and routes."""
     rows = "".join(
         f"<tr><td><code>{'POST' if route.is_post else 'GET'} /{html.escape(route.path)}</code></td>"
         f"<td>{html.escape(route.summary)}</td><td>{route.access}</td></tr>"
         for route in routes
     )
-    sections = "".join(_model(name, models.find(name)) for name in models) or "<p>No model is loaded.</p>"
+    sections = "".join(
+        [*(_model(name, models.find(name)) for name in models), *(_generator(name, generators) for name in generators)]
+    )
+    sections = sections or "<p>No model is loaded.</p>"
     return (
         "<!doctype html><html lang='en'><meta charset='utf-8'><title>flowmx: API of the service</title>"
         f"<meta name='viewport' content='width=device-width'><style>{_STYLE}</style>"
@@ -61,6 +66,38 @@ def _model(name: str, predictor: Predictor) -> str:
     notes = _note("The service decodes bodies", hooks.decode) + _note("The service encodes responses", hooks.encode)
     rows = f"<p>Input sample: {inputs or 'unknown'}. Output sample: {outputs or 'unknown'}.</p>"
     return f"<h2>{html.escape(name)}</h2>{rows}{notes}{examples}"
+
+
+def _generator(name: str, generators: Generators) -> str:
+    """Return the section of a model that generates text."""
+    generator = generators.find(name)
+    adapters = "".join(f" <code>{html.escape(f'{name}:{adapter}')}</code>" for adapter in generator.adapters)
+    notes = f"<p>This model generates text, of at most {generator.max_length} tokens with the prompt."
+    notes += f" Adapters are models too:{adapters}.</p>" if adapters else "</p>"
+    if generator.template is None:
+        notes += "<p>It has no chat template: only completions are served.</p>"
+    examples = "".join(f"<pre>{html.escape(example)}</pre>" for example in _requests_for_text(name, generator))
+    return f"<h2>{html.escape(name)}</h2>{notes}{examples}<p>A <a href='chat'>page to chat</a>.</p>"
+
+
+def _requests_for_text(name: str, generator: Generator) -> list[str]:
+    """Return shell commands that request a text, and a program that streams one."""
+    chat = {"model": name, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 50}
+    text = {"model": name, "prompt": "Once upon a time", "max_tokens": 50}
+    completion = _curl(f"-d {_quoted(json.dumps(text))}", "application/json", f"{_BASE}/v1/completions")
+    if generator.template is None:
+        return [completion]
+    program = (
+        f'import openai\nclient = openai.OpenAI(base_url="{_BASE}/v1", api_key="none")\n'
+        f"stream = client.chat.completions.create(\n    model={name!r}, stream=True,\n"
+        '    messages=[{"role": "user", "content": "Hello!"}])\n'
+        'for part in stream:\n    print(part.choices[0].delta.content or "", end="", flush=True)'
+    )
+    return [
+        _curl(f"-d {_quoted(json.dumps(chat))}", "application/json", f"{_BASE}/v1/chat/completions"),
+        program,
+        completion,
+    ]
 
 
 def _note(text: str, hook: object) -> str:

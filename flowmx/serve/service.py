@@ -321,7 +321,9 @@ class Service:
         return json_reply(200, openapi.document(self._routes, self.models))
 
     def _page(self, head: Head) -> Reply:
-        return Reply(200, api_page.page(self._routes, self.models).encode(), "text/html; charset=utf-8")
+        return Reply(
+            200, api_page.page(self._routes, self.models, self.generators).encode(), "text/html; charset=utf-8"
+        )
 
     # -- health ----------------------------------------------------------------------------------------
 

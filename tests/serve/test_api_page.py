@@ -13,7 +13,9 @@ import pytest
 import flowmx as mx
 from flowmx.comm.metrics import Metrics
 from flowmx.data.codecs import encode
+from flowmx.generation import ChatTemplate, Generator
 from flowmx.serve import Predictor
+from tests.generation.test_generator import Scripted, Words
 from tests.serve.test_http import Client
 
 
@@ -86,3 +88,21 @@ async def test_images_and_hooks_are_documented(tmp_path):
         operation = json.loads((await ask("GET", "/openapi.json"))[2])["paths"]["/predict"]["post"]
         assert set(operation["requestBody"]["content"]) == {"*/*", "image/jpeg", "image/png"}
         assert set(operation["responses"]["200"]["content"]) == {"*/*", "application/json"}
+
+
+async def test_examples_of_models_that_generate_text(tmp_path):
+    template = ChatTemplate("{{ messages[0].content }}")
+    generators = {
+        "it's a chat": Generator(Scripted(pages=40), Words(), template),
+        "plain": Generator(Scripted(pages=40), Words()),
+    }
+    async with Client(generators) as ask:
+        page, (chat, program, completion, other) = await examples(ask)
+        assert "No model is loaded" not in page
+        assert page.count("It has no chat template") == 1
+        assert "at most 160 tokens" in page
+        for example, kind in ((chat, "chat.completion"), (completion, "text_completion"), (other, "text_completion")):
+            status, reply = await carry_out(ask, example, tmp_path)
+            assert (status, json.loads(reply)["object"]) == (200, kind)
+        assert 'model="it\'s a chat", stream=True' in program
+        compile(program, "program", "exec")

@@ -18,7 +18,9 @@ from flowmx.serve.replies import Reply, Stream, json_reply
 from flowmx.serve.text.errors import BadRequest, error_reply, error_value
 from flowmx.serve.text.generators import Generators
 from flowmx.serve.text.requests import TextRequest
-from flowmx.serve.text.responses import DONE, ReplyHead, event, usage
+from flowmx.serve.text.responses import DONE, Message, ReplyHead, event, usage
+from flowmx.serve.text.tool_formats import find_format
+from flowmx.serve.text.tool_replies import ToolReplies
 
 __all__ = ["TextCall"]
 
@@ -56,7 +58,8 @@ class TextCall(NamedTuple):
         """Return the reply; cancelling ends the generation at its next step."""
         try:
             request = await offload(_COST * len(body), self.parse, body)
-            request = await self._with_schema(request)
+            replies = self._tool_replies(request)
+            request = await self._with_schema(request, replies)
             generations = await self._begin(request, len(body))
         except (Overloaded, Unavailable) as error:
             headers = unavailable(error).reply.headers
@@ -69,24 +72,34 @@ class TextCall(NamedTuple):
             return error_reply(501, str(error), "response_format")
         head = ReplyHead.create(request.model, request.is_chat)
         if request.is_streamed:
-            return Stream(_events(head, request, generations))
+            return Stream(_events(head, request, generations, replies))
         try:
             completions = await asyncio.gather(*generations)
         except Exception as error:  # the model may raise anything
             return self._failure(request.model, error)
         finally:
             _cancel(generations)
-        return json_reply(200, head.whole(completions, _prefixes(request)))
+        messages = [
+            Message(each.text, (), each.finish_reason) if replies is None else replies.message(each)
+            for each in completions
+        ]
+        return json_reply(200, head.whole(completions, _prefixes(request), messages))
 
-    async def _with_schema(self, request: TextRequest) -> TextRequest:
-        """Return the request with a compiled schema, if it has one."""
-        schema = request.settings.get("schema")
+    def _tool_replies(self, request: TextRequest) -> ToolReplies | None:
+        """Return the calls of tools in the replies of a request, or None if it has no tools."""
+        return None if request.tools is None else ToolReplies.of(request.tools, self.generators.find(request.model))
+
+    async def _with_schema(self, request: TextRequest, replies: ToolReplies | None) -> TextRequest:
+        """Return the request with a compiled schema, if it has one, or has to call a tool."""
+        schema, field = request.settings.get("schema"), "response_format"
+        if replies is not None and replies.tools.forced:
+            schema, field = replies.tools.schema(replies.form), "tools"
         if not isinstance(schema, str):
             return request
         try:
             compiled = await self.generators.find(request.model).compile(schema)
         except (SchemaError, TypeError) as error:
-            raise BadRequest(str(error), "response_format") from None
+            raise BadRequest(str(error), field) from None
         return request._replace(settings={**request.settings, "schema": compiled})
 
     async def _begin(self, request: TextRequest, size: int) -> list[Generation]:
@@ -94,8 +107,10 @@ class TextCall(NamedTuple):
         generator, adapter = self.generators.resolve(request.model)
         if generator.is_closed:
             raise Unavailable(f"{request.model} is draining: it accepts no further requests")
-        tools = request.settings.get("tools")
-        prompts = [await offload(_COST * size, generator.tokens, prompt, tools) for prompt in request.prompts]
+        tools = request.tools
+        values = None if tools is None else tools.values
+        opening = find_format(generator.template).opening if tools is not None and tools.forced else ""
+        prompts = [await offload(_COST * size, generator.tokens, prompt, values, opening) for prompt in request.prompts]
         generations: list[Generation] = []
         try:
             for tokens in prompts:
@@ -130,15 +145,20 @@ def _cancel(generations: Sequence[Generation]) -> None:
 
 
 async def _events(
-    head: ReplyHead, request: TextRequest, generations: Sequence[Generation]
+    head: ReplyHead, request: TextRequest, generations: Sequence[Generation], replies: ToolReplies | None
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream; closing it ends the generations."""
+    parsers = [] if replies is None else [replies.parser() for _ in generations]
     try:
         for index, prefix in enumerate(_prefixes(request)):
             yield event(head.first(index, prefix))
         async with contextlib.aclosing(_merged(generations)) as tokens:
             async for index, token in tokens:
-                yield event(head.token(index, token))
+                if replies is None:
+                    yield event(head.token(index, token))
+                    continue
+                for part in head.deltas(index, *replies.deltas(parsers[index], token), token):
+                    yield event(part)
         if request.has_usage:
             yield event(head.usage(usage([await generation for generation in generations])))
         yield DONE

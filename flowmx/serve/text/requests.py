@@ -9,6 +9,7 @@ from flowmx.generation import Schema
 from flowmx.generation.schemas import requested_schema
 from flowmx.serve.text.errors import BadRequest
 from flowmx.serve.text.fields import Fields, is_texts, is_tokens
+from flowmx.serve.text.tools import Tools, parse_tools, with_parsed_arguments
 
 __all__ = ["Message", "Prompt", "Settings", "TextRequest", "chat_request", "completion_request"]
 
@@ -41,7 +42,6 @@ class Settings(TypedDict, total=False):
     logprobs: int
     priority: int
     schema: str | Schema
-    tools: Sequence[Mapping[str, object]]
 
 
 class TextRequest(NamedTuple):
@@ -56,6 +56,7 @@ class TextRequest(NamedTuple):
         is_streamed: whether each token is sent as soon as it is known.
         has_usage: whether a stream ends with the numbers of tokens.
         has_echo: whether a completion begins with its prompt.
+        tools: the functions that the model may call, or None.
     """
 
     model: str
@@ -66,6 +67,7 @@ class TextRequest(NamedTuple):
     is_streamed: bool
     has_usage: bool
     has_echo: bool = False
+    tools: Tools | None = None
 
     def choice_settings(self, choice: int) -> Settings:
         """Return the settings of one choice; with a seed, each choice has another one."""
@@ -94,8 +96,6 @@ def chat_request(body: bytes) -> TextRequest:
         BadRequest: the JSON or a field is malformed; the error names the field.
     """
     fields = Fields(body, _CHAT_NAMES, _IGNORED)
-    fields.expect("tool_choice", "auto", "none")
-    fields.expect("parallel_tool_calls", False, True)
     fields.expect("modalities", ["text"])
     settings = _settings(fields)
     for name in ("max_tokens", "max_completion_tokens"):
@@ -105,10 +105,7 @@ def chat_request(body: bytes) -> TextRequest:
         settings["logprobs"] = fields.count("top_logprobs", 0, 0, _MAX_LOGPROBS)
     elif fields.get("top_logprobs") is not None:
         raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
-    tools = fields.get("tools")
-    if tools is not None and fields.get("tool_choice") != "none":
-        settings["tools"] = _tools(fields, tools)
-    return _request(fields, [_messages(fields)], settings, is_chat=True)
+    return _request(fields, [_messages(fields)], settings, is_chat=True)._replace(tools=parse_tools(fields))
 
 
 def completion_request(body: bytes) -> TextRequest:
@@ -181,12 +178,6 @@ def _logit_bias(fields: Fields, values: Mapping[str, object]) -> dict[int, float
     return bias
 
 
-def _tools(fields: Fields, tools: object) -> list[dict[str, object]]:
-    if not isinstance(tools, list) or not all(isinstance(each, dict) for each in tools):
-        raise fields.wrong("tools", "a list of objects")
-    return tools
-
-
 def _prompts(fields: Fields) -> Sequence[Prompt]:
     prompt = fields.get("prompt")
     if isinstance(prompt, str):
@@ -218,7 +209,8 @@ def _message(index: int, message: object) -> Message:
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise BadRequest(f"the role of {field} is {role!r}, expected one of {', '.join(_ROLES)}", f"{field}.role")
-    return {**message, "role": _ROLES[role], "content": _content(f"{field}.content", message.get("content"))}
+    content = _content(f"{field}.content", message.get("content"))
+    return {**with_parsed_arguments(message), "role": _ROLES[role], "content": content}
 
 
 def _content(field: str, content: object) -> str:

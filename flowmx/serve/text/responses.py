@@ -6,11 +6,11 @@ import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flowmx.generation import Completion, Token
 
-__all__ = ["DONE", "ReplyHead", "event"]
+__all__ = ["DONE", "Message", "ReplyHead", "Value", "event"]
 
 DONE = b"data: [DONE]\n\n"
 """The last event of a stream."""
@@ -21,6 +21,20 @@ Value = dict[str, object]
 def event(value: Mapping[str, object]) -> bytes:
     """Return a server-sent event with a JSON value."""
     return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+class Message(NamedTuple):
+    """The message of a choice.
+
+    Attributes:
+        content: its text.
+        tool_calls: its calls of tools.
+        finish_reason: why it has ended.
+    """
+
+    content: str | None
+    tool_calls: Sequence[Value]
+    finish_reason: str | None
 
 
 class ReplyHead(NamedTuple):
@@ -44,16 +58,16 @@ class ReplyHead(NamedTuple):
         prefix = "chatcmpl" if is_chat else "cmpl"
         return cls(f"{prefix}-{uuid.uuid4().hex}", model, is_chat, int(time.time()))
 
-    def whole(self, completions: Sequence[Completion], prefixes: Sequence[str]) -> Value:
+    def whole(self, completions: Sequence[Completion], prefixes: Sequence[str], messages: Sequence[Message]) -> Value:
         """Return a reply with all choices.
 
         Args:
             completions: those of each choice.
             prefixes: a text to put before each.
+            messages: the message of each.
         """
         choices = [
-            self._choice(index, completion, prefix)
-            for index, (completion, prefix) in enumerate(zip(completions, prefixes, strict=True))
+            self._choice(index, *parts) for index, parts in enumerate(zip(completions, prefixes, messages, strict=True))
         ]
         kind = "chat.completion" if self.is_chat else "text_completion"
         version = max((completion.tokens[-1].version for completion in completions if completion.tokens), default=0)
@@ -67,6 +81,18 @@ class ReplyHead(NamedTuple):
         """Return the part of a stream with one token of a choice."""
         delta: Value = {"content": token.text} if token.text or token.finish_reason is None else {}
         return self._part(index, delta if self.is_chat else token.text, token.finish_reason, token, token.version)
+
+    def deltas(self, index: int, deltas: Sequence[Value], finish_reason: str | None, token: Token) -> list[Value]:
+        """Return the parts of a stream for a token that changes a message in several ways, or not at all."""
+        if not deltas and finish_reason is None and token.logprob is not None:
+            deltas = [{"content": ""}]
+        parts = [
+            self._part(index, delta, None, None if place else token, token.version)
+            for place, delta in enumerate(deltas)
+        ]
+        if finish_reason is not None:
+            parts.append(self._part(index, {}, finish_reason, None if deltas else token, token.version))
+        return parts
 
     def usage(self, counts: Value) -> Value:
         """Return the part of a stream with the numbers of tokens."""
@@ -90,15 +116,17 @@ class ReplyHead(NamedTuple):
         choice["delta" if self.is_chat else "text"] = content
         return {**self._head(self._kind, version), "choices": [choice]}
 
-    def _choice(self, index: int, completion: Completion, prefix: str) -> Value:
+    def _choice(self, index: int, completion: Completion, prefix: str, message: Message) -> Value:
         tokens = completion.tokens
         has_logprobs = bool(tokens) and tokens[0].logprob is not None
-        choice: Value = {
-            "index": index, "finish_reason": completion.finish_reason,
+        choice: dict[str, Any] = {
+            "index": index, "finish_reason": message.finish_reason,
             "logprobs": self._logprobs(tokens) if has_logprobs else None,
         }  # fmt: skip
         if self.is_chat:
-            choice["message"] = {"role": "assistant", "content": completion.text, "refusal": None}
+            choice["message"] = {"role": "assistant", "content": message.content, "refusal": None}
+            if message.tool_calls:
+                choice["message"]["tool_calls"] = message.tool_calls
         else:
             choice["text"] = prefix + completion.text
         return choice

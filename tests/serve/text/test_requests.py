@@ -37,14 +37,23 @@ def test_all_settings_are_passed_on():
         stream=True, stream_options={"include_usage": True}, user="someone", n=2, response_format={"type": "text"},
         tools=[{"type": "function", "function": {"name": "f"}}],
     )  # fmt: skip
-    tools = request.settings["tools"]
-    assert request.settings == numbers | {
-        "stop": ["END"], "max_tokens": 9, "logprobs": 2, "logit_bias": {5: -1.0}, "tools": tools,
-    }  # fmt: skip
+    assert request.settings == numbers | {"stop": ["END"], "max_tokens": 9, "logprobs": 2, "logit_bias": {5: -1.0}}
     assert request.is_streamed
     assert request.has_usage
     assert [request.choice_settings(choice)["seed"] for choice in range(2)] == [7, 8]
-    assert "tools" not in chat(tools=tools, tool_choice="none").settings
+
+
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+
+
+def test_tools_and_the_choice_of_one():
+    assert chat().tools is None
+    assert chat(tools=TOOLS, tool_choice="none").tools is None
+    tools = chat(tools=TOOLS).tools
+    assert (tools.values, list(tools.parameters), tools.forced) == (TOOLS, ["f", "g"], ())
+    assert chat(tools=TOOLS, tool_choice="required").tools.forced == ["f", "g"]
+    choice = {"type": "function", "function": {"name": "g"}}
+    assert chat(tools=TOOLS, tool_choice=choice).tools.forced == ["g"]
 
 
 @pytest.mark.parametrize(
@@ -58,11 +67,16 @@ def test_prompts_are_texts_or_tokens(prompt, prompts):
 def test_messages_become_those_of_chat_templates():
     messages = [
         {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
-    ]
-    assert chat(messages=messages).prompts == [
-        [{"role": "system", "content": "ab"}, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]
-    ]
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "1", "function": {"name": "f", "arguments": '{"a": [1]}'}},
+            {"id": "2", "function": {"name": "f", "arguments": "{"}}, {"id": "3"},
+        ]},
+    ]  # fmt: skip
+    system, assistant = chat(messages=messages).prompts[0]
+    assert (system, assistant["content"]) == ({"role": "system", "content": "ab"}, "")
+    one, two, three = assistant["tool_calls"]
+    assert one["function"] == {"name": "f", "arguments": {"a": [1]}}  # what chat templates expect
+    assert (two["function"]["arguments"], three) == ("{", {"id": "3"})
 
 
 @pytest.mark.parametrize(
@@ -84,7 +98,21 @@ def test_messages_become_those_of_chat_templates():
         (chat, {"logit_bias": {"a": 1}}, "logit_bias", "numbers of tokens"),
         (chat, {"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
         (chat, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
-        (chat, {"tool_choice": "required"}, "tool_choice", "not supported"),
+        (chat, {"tool_choice": "required"}, "tool_choice", "needs tools"),
+        (chat, {"tools": {}}, "tools", "expected a list of 1 to 128 objects"),
+        (chat, {"tools": []}, "tools", "expected a list of 1 to 128 objects"),
+        (chat, {"tools": ["f"]}, "tools[0]", "is not a function"),
+        (chat, {"tools": [{"type": "custom"}]}, "tools[0]", "is not a function"),
+        (chat, {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0]", "the name of"),
+        (
+            chat,
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": 1}}]},
+            "tools[0]",
+            "expected a JSON schema",
+        ),
+        (chat, {"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "one of f, g"),
+        (chat, {"tools": TOOLS, "tool_choice": {"function": {"name": "h"}}}, "tool_choice", "one of f, g"),
+        (chat, {"response_format": {"type": "xml"}}, "response_format", "expected the type text"),
         (chat, {"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
         (completion, {"prompt": []}, "prompt", "expected a string, a list"),
         (completion, {"prompt": [1, "a"]}, "prompt", "expected a string, a list"),
