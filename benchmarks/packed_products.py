@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -55,12 +56,9 @@ def _run(bound: mx.executor.Executor) -> None:
     bound.forward()[0].wait_to_read()
 
 
-def _product(name: str, data: mx.sym.Symbol, form: str, units: int, rows: int) -> mx.sym.Symbol:
+def _product(name: str, data: mx.sym.Symbol, form: Any, units: int, rows: int) -> mx.sym.Symbol:
     weight = mx.sym.var(name)
-    out: mx.sym.Symbol = mx.sym.contrib.packed_dense(
-        data, weight, format=form, num_hidden=rows, in_units=units, interleaved=True
-    )
-    return out
+    return mx.sym.contrib.packed_dense(data, weight, format=form, num_hidden=rows, in_units=units, interleaved=True)
 
 
 def products(repeats: int) -> None:

@@ -336,7 +336,7 @@ def parameter_row(parameter: Parameter) -> tuple[str, ...]:
 
 def signature(cls: type[Operator], array: str) -> str:
     """Return the typed signature of an operator's function for arrays or symbols, as in its stub."""
-    result = stubs.return_type(cls, array).replace("Any", f"{array} | list[{array}]")
+    result = " | ".join(kind for _, kind in stubs.results(cls, array))
     arguments = ", ".join(stubs.arguments(cls, array)).replace("ctx: Any", "ctx: Context | str")
     return f"({arguments.replace('Any', 'DTypeLike')}) -> {result}"
 

@@ -13,7 +13,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar, cast, overload
 
 from flowmx.engine import capture
 from flowmx.errors import AutogradError
@@ -203,6 +203,16 @@ def get_symbol(x: NDArray) -> Symbol:
     return symbol
 
 
+P = ParamSpec("P")
+Result = TypeVar("Result", covariant=True)
+
+
+class _HasForward(Protocol[P, Result]):
+    """A function, seen by type checkers: a call takes and returns what ``forward`` does."""
+
+    def forward(self, *inputs: P.args, **options: P.kwargs) -> Result: ...
+
+
 class Function:
     """A differentiable function with a custom gradient.
 
@@ -226,7 +236,13 @@ class Function:
         """Store arrays for :meth:`backward` in ``self.saved_tensors``."""
         self.saved_tensors = args
 
-    def __call__(self, *inputs: NDArray) -> Any:
+    @overload
+    def __call__(self: _HasForward[P, Result], *inputs: P.args, **options: P.kwargs) -> Result: ...
+
+    @overload
+    def __call__(self, *inputs: NDArray) -> Any: ...
+
+    def __call__(self, *inputs: Any) -> Any:  # type: ignore[misc]  # keywords are refused
         if "_used" in self.__dict__:
             raise AutogradError(f"{type(self).__name__}: a Function instance can only be called once")
         self.__dict__["_used"] = True

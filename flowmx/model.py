@@ -13,6 +13,7 @@ from flowmx.ndarray.files import load_named
 
 if TYPE_CHECKING:
     from flowmx.feedforward import FeedForward as FeedForward  # MXNet has it here
+    from flowmx.symbol import Symbol
 
 __all__ = ["BatchEndParam", "load_checkpoint", "load_params", "save_checkpoint"]
 
@@ -94,7 +95,7 @@ def read_params(path: str) -> tuple[Params, Params]:
     return parts["arg"], parts["aux"]
 
 
-def load_checkpoint(prefix: str, epoch: int) -> tuple[Any, Params, Params]:
+def load_checkpoint(prefix: str, epoch: int) -> tuple[Symbol, Params, Params]:
     """Load the result of :func:`save_checkpoint` (also MXNet's).
 
     Args:

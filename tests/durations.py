@@ -33,7 +33,7 @@ SECONDS = {
     "engine/lazy_imports": 8, "devices/cuda_rows": 8, "devices/slices_devices": 8, "engine/actors": 7,
     "comm/launch_ssh": 7, "ndarray/tape_programs": 7, "devices/simulated_programs": 7, "kvstore/shared_windows": 7,
     "gluon/pretrained_models": 12, "files/onnx_transformers": 2,
-    "gluon/model_zoo": 7, "repository/stubs": 6, "repository/editor_types": 6, "engine/download": 6,
+    "gluon/model_zoo": 7, "repository/stubs": 6, "repository/editor_types": 30, "repository/editable_installation": 12, "engine/download": 6,
     "repository/docstring_style": 6, "engine/concurrent_attributes": 6, "devices/cuda_kernels": 6,
     "comm/node_failures": 6, "engine/forks": 6, "kvstore/simulation": 5, "engine/engine": 5, "files/onnx_zoo": 5,
     "engine/thread_counts": 5, "compat/migration": 5, "files/onnx_models": 5, "graph/race_check": 5,

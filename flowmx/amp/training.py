@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from flowmx import autograd
 from flowmx.amp.overflow_checks import AmpWarning, Guard
@@ -129,8 +129,11 @@ def _names(params: Sequence[Any]) -> str:
     return ", ".join(repr(param.name) for param in params[:5]) + (", ..." if len(params) > 5 else "")
 
 
+Losses = TypeVar("Losses", bound="NDArray | Sequence[NDArray]")
+
+
 @contextmanager
-def scale_loss(loss: Any, optimizer_or_trainer: Any) -> Iterator[Any]:
+def scale_loss(loss: Losses, optimizer_or_trainer: Any) -> Iterator[Losses]:
     """Multiply a loss, or a list of losses, by the loss scale. Call ``backward`` on the result.
 
     The next update of the trainer divides the gradients by the scale.
@@ -155,10 +158,10 @@ def scale_loss(loss: Any, optimizer_or_trainer: Any) -> Iterator[Any]:
         init_trainer(trainer)
     scale = trainer._amp_loss_scaler.loss_scale
     trainer.divide_gradients_by(scale)
-    losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
+    losses: list[Any] = list(loss) if isinstance(loss, (list, tuple)) else [loss]
     scaled_losses = [_scale(item, scale) for item in losses]
     trainer._amp_guard.mark_scaled(scaled_losses)
-    yield scaled_losses if isinstance(loss, (list, tuple)) else scaled_losses[0]
+    yield cast("Losses", scaled_losses if isinstance(loss, (list, tuple)) else scaled_losses[0])
 
 
 def _scale(loss: NDArray, scale: float) -> NDArray:

@@ -11,12 +11,12 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future, wait
 from pathlib import Path
 from threading import get_ident
 from types import FrameType
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from flowmx import event_loops, process_hooks, settings
 from flowmx.errors import EngineError
@@ -24,6 +24,8 @@ from flowmx.process_changes import collector_paused
 
 P = ParamSpec("P")
 T = TypeVar("T")
+S = TypeVar("S", bound=Awaitable[Any])
+"""A type whose values can be awaited, such as an array."""
 
 
 SIGNAL_CHECK_INTERVAL = 1.0
@@ -193,6 +195,14 @@ def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, None]]) -> Call
 
 
 @overload
+def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, list[T]]]) -> Callable[P, AwaitableList[T]]: ...
+
+
+@overload
+def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, S]]) -> Callable[P, S]: ...
+
+
+@overload
 def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Any]: ...
 
 
@@ -214,6 +224,14 @@ def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, Any]]) -> Calla
         return result
 
     return wrapper
+
+
+if TYPE_CHECKING:
+
+    class AwaitableList(list[T]):
+        """A list, or a coroutine that returns one, as type checkers see the result of :func:`runs_in_plain_code`."""
+
+        def __await__(self) -> Generator[Any, None, list[T]]: ...
 
 
 class Done(Coroutine[Any, Any, None]):

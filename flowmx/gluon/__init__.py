@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from flowmx.gluon import averaging, block, loss, nn, parameter, rnn, trainer, utils
 from flowmx.gluon.averaging import ExponentialMovingAverage
 from flowmx.gluon.block import Block, HybridBlock, SymbolBlock
+from flowmx.gluon.hybrid import Operators
 from flowmx.gluon.lr_finder import LRFinder
 from flowmx.gluon.parameter import Constant, DeferredInitializationError, Parameter
 from flowmx.gluon.parameter_dict import ParameterDict
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Block", "Constant", "DeferredInitializationError", "ExponentialMovingAverage", "HybridBlock", "LRFinder",
-    "Parameter", "ParameterDict", "SymbolBlock", "Trainer", "averaging", "block", "contrib", "data", "lora",
-    "loss", "model_zoo", "nn", "parameter", "rnn", "trainer", "utils",
+    "Operators", "Parameter", "ParameterDict", "SymbolBlock", "Trainer", "averaging", "block", "contrib", "data",
+    "loss", "lora", "model_zoo", "nn", "parameter", "rnn", "trainer", "utils",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy_attributes(

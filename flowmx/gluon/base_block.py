@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, overload
 
 from flowmx import ndarray as nd
 from flowmx.engine import layer_scope, origin
@@ -159,7 +159,7 @@ class Block:
         """The prefix without the underscore at its end."""
         return self._prefix.removesuffix("_")
 
-    def name_scope(self) -> AbstractContextManager[Any]:
+    def name_scope(self) -> AbstractContextManager[object]:
         """Return a context manager; the names of children created inside begin with this block's prefix."""
         return self._scope.entered()
 
@@ -293,11 +293,25 @@ class Block:
         """Compute the outputs. Subclasses override this method."""
         raise NotImplementedError(f"{type(self).__name__} must define forward()")
 
-    def register_forward_pre_hook(self, hook: Callable[..., Any]) -> HookHandle:
+    @overload
+    def register_forward_pre_hook(self, hook: Callable[[Self, tuple[nd.NDArray, ...]], object]) -> HookHandle: ...
+
+    @overload
+    def register_forward_pre_hook(self, hook: Callable[..., object]) -> HookHandle: ...
+
+    def register_forward_pre_hook(self, hook: Callable[..., object]) -> HookHandle:
         """Register ``hook(block, inputs)``, called before each :meth:`forward`; the handle removes it."""
         return HookHandle(self._forward_pre_hooks, hook)
 
-    def register_forward_hook(self, hook: Callable[..., Any]) -> HookHandle:
+    @overload
+    def register_forward_hook(
+        self, hook: Callable[[Self, tuple[nd.NDArray, ...], nd.NDArray], object]
+    ) -> HookHandle: ...  # fmt: skip
+
+    @overload
+    def register_forward_hook(self, hook: Callable[..., object]) -> HookHandle: ...
+
+    def register_forward_hook(self, hook: Callable[..., object]) -> HookHandle:
         """Register ``hook(block, inputs, outputs)``, called after each :meth:`forward`."""
         return HookHandle(self._forward_hooks, hook)
 

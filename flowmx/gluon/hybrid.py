@@ -10,7 +10,7 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import attrgetter, is_
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, overload
 
 import numpy as np
 
@@ -29,11 +29,19 @@ from flowmx.graph import collector
 from flowmx.graph.nesting import Format, flatten, regroup
 from flowmx.ndarray import NDArray
 from flowmx.ops import kernels
+from flowmx.ops.registry.tensors import Namespace
 from flowmx.ops.sparse.shapes import SparseShape
 from flowmx.overrides import is_replaced
 from flowmx.symbol import Symbol
 
-__all__ = ["HybridBlock"]
+__all__ = ["HybridBlock", "Operators"]
+
+Operators: TypeAlias = Namespace[NDArray]
+"""The type of ``F`` in :meth:`HybridBlock.hybrid_forward`, for annotations: the operators of ``mx.nd``.
+
+``F`` may also be ``mx.sym``. A method that is correct for arrays is correct for symbols too, except where it reads
+values or shapes.
+"""
 
 
 _composition_lock = forks.lock()

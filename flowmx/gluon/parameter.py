@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 
@@ -150,9 +150,9 @@ class Parameter:
             self._init_grad()
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype[Any] | type[np.generic] | str:
         """The element type; assigning to it calls :meth:`cast`."""
-        return self._dtype
+        return cast("np.dtype[Any] | type[np.generic] | str", self._dtype)
 
     @dtype.setter
     def dtype(self, dtype: DTypeLike) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowmx import symbol as sym
 from flowmx.errors import ArgumentError
+from flowmx.gluon.base_block import A
 from flowmx.gluon.hybrid import HybridBlock, Traced
 from flowmx.gluon.parameter import Contexts
 from flowmx.gluon.parameter_dict import ParameterDict
@@ -81,6 +82,10 @@ class SymbolBlock(HybridBlock):
 
     def _shares(self, name: str) -> bool:
         return self._params._get_impl(name) is not None
+
+    if TYPE_CHECKING:  # several outputs are a list, which unpacks like an array
+
+        def __call__(self, x: A, /, *inputs: A) -> A: ...
 
     @staticmethod
     def imports(

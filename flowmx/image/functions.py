@@ -108,9 +108,7 @@ def imresize(src: NDArray, w: int, h: int, interp: int = 1, out: NDArray | None 
         ShapeError: ``src`` is not an image.
     """
     sizes = (*_shape(src)[:2], h, w)
-    options = {} if out is None else {"out": out}
-    result: NDArray = nd.image.resize(src, size=(int(w), int(h)), interp=interpolation(interp, sizes), **options)
-    return result
+    return nd.image.resize(src, size=(int(w), int(h)), interp=interpolation(interp, sizes), out=out)
 
 
 def interpolation(interp: int, sizes: Size = ()) -> int:

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar, cast, overload
 
 from flowmx import event_loops
 from flowmx.ndarray import NDArray
 from flowmx.registry import Registry
+
+if TYPE_CHECKING:
+    from flowmx.kvstore.local import KVStore
+    from flowmx.kvstore.worker.store import DistKVStore
+
+    _Distributed: TypeAlias = Literal[
+        "dist",
+        "dist_sync",
+        "dist_async",
+        "dist_device_sync",
+        "dist_sync_device",
+        "dist_device_async",
+        "dist_async_device",
+    ]
 
 __all__ = ["KVStoreBase", "TestStore", "create", "create_async", "register"]
 
@@ -223,7 +237,15 @@ def capable(capability: str, optimizer: bool) -> bool:
     return optimizer
 
 
-def create(name: str = "local", **options: Any) -> Any:
+@overload
+def create(name: _Distributed, **options: Any) -> DistKVStore: ...
+
+
+@overload
+def create(name: str = "local", **options: Any) -> KVStore: ...
+
+
+def create(name: str = "local", **options: Any) -> KVStore:
     """Make a key-value store.
 
     Args:
@@ -256,10 +278,18 @@ def create(name: str = "local", **options: Any) -> Any:
     name = name.lower()
     if name not in registry.classes and name not in registry.lazy_modules:
         _refuse(name)
-    return registry.find(name).open(name, **options)
+    return cast("KVStore", registry.find(name).open(name, **options))
 
 
-async def create_async(name: str = "local", **options: Any) -> Any:
+@overload
+async def create_async(name: _Distributed, **options: Any) -> DistKVStore: ...
+
+
+@overload
+async def create_async(name: str = "local", **options: Any) -> KVStore: ...
+
+
+async def create_async(name: str = "local", **options: Any) -> KVStore:
     """Make a store as :func:`create` does, without blocking: a distributed store waits for all nodes of its job.
 
     Example:

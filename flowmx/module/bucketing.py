@@ -9,6 +9,7 @@ from typing import Any
 from flowmx.devices import Context
 from flowmx.errors import StateError
 from flowmx.module.base_module import BaseModule, Binding, InitialParams, OptimizerParams
+from flowmx.module.evaluation import merges_devices
 from flowmx.module.module import Module
 from flowmx.name import NameManager
 from flowmx.ndarray import NDArray
@@ -177,6 +178,7 @@ class BucketingModule(BaseModule):
         self._check_ready("get_params")
         return self._default.get_params()
 
+    @merges_devices
     def get_states(self, merge_multi_context: bool = True) -> Any:
         """Return the arrays of ``state_names``; see :meth:`Module.get_states`."""
         return self._current.get_states(merge_multi_context)
@@ -271,9 +273,11 @@ class BucketingModule(BaseModule):
         self._current.update()
         self._default._stale = True
 
+    @merges_devices
     def get_outputs(self, merge_multi_context: bool = True) -> Any:
         return self._current.get_outputs(merge_multi_context)
 
+    @merges_devices
     def get_input_grads(self, merge_multi_context: bool = True) -> Any:
         return self._current.get_input_grads(merge_multi_context)
 

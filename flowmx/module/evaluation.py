@@ -7,7 +7,7 @@ import inspect
 import itertools
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, cast, overload
 
 import numpy as np
 
@@ -21,6 +21,28 @@ from flowmx.model import BatchEndParam
 from flowmx.ndarray import NDArray
 
 Callbacks: TypeAlias = Callable[..., Any] | Sequence[Callable[..., Any]] | None
+
+
+class _OfDevices(Protocol):
+    """A method that returns an array for each name, or a list of the devices' parts, as type checkers see it."""
+
+    @overload
+    def __call__(self, merge_multi_context: Literal[True] = True) -> list[NDArray]: ...
+
+    @overload
+    def __call__(self, merge_multi_context: Literal[False]) -> list[list[NDArray]]: ...
+
+    @overload
+    def __call__(self, merge_multi_context: bool = ...) -> list[NDArray] | list[list[NDArray]]: ...
+
+
+class _OfDevicesMethod(Protocol):
+    def __get__(self, module: object, owner: type | None = None) -> _OfDevices: ...
+
+
+def merges_devices(method: Callable[..., Any]) -> _OfDevicesMethod:
+    """Return a method with the argument ``merge_multi_context``, with its type."""
+    return cast("_OfDevicesMethod", method)
 
 
 class Loops:
@@ -127,7 +149,7 @@ class Loops:
         reset: bool = True,
         always_output_list: bool = False,
         sparse_row_id_fn: object = None,
-    ) -> NDArray | list[NDArray] | list[list[NDArray]]:
+    ) -> NDArray:
         """Predict all of ``eval_data``.
 
         Args:
@@ -156,7 +178,7 @@ class Loops:
             for out in outputs:
                 await out
         if not merge_batches or not batches:
-            return batches
+            return cast("NDArray", batches)  # lists unpack like an array, so that checkers need not know which it is
         if len({len(outputs) for outputs in batches}) > 1:
             raise ValueError(
                 "predict: the batches differ in their number of outputs, so they cannot be merged: pass "
@@ -165,7 +187,7 @@ class Loops:
         merged = [parts[0] if len(parts) == 1 else nd.op.concat(*parts, dim=0) for parts in zip(*batches, strict=True)]
         for out in merged:
             await out
-        return merged[0] if len(merged) == 1 and not always_output_list else merged
+        return merged[0] if len(merged) == 1 and not always_output_list else cast("NDArray", merged)
 
     def _check_ready(self, name: str) -> None:
         if not self.binded:

@@ -17,6 +17,7 @@ from flowmx.kvstore import KVStoreBase, compression
 from flowmx.kvstore.choice import is_updated_by_store, select_store
 from flowmx.module.argument_checks import MissingParameterError, check_names, device_groups
 from flowmx.module.base_module import BaseModule, Binding, InitialParams, OptimizerParams
+from flowmx.module.evaluation import merges_devices
 from flowmx.module.executor_group import ExecutorGroup, merge_parts
 from flowmx.module.parameter_updater import ParameterUpdater, create_optimizer, summed_workers
 from flowmx.ndarray import NDArray
@@ -491,6 +492,7 @@ class Module(BaseModule):
         """Return the size of the activations that the bound executors planned, in bytes."""
         return sum(executor.internal_bytes() for executor in self._executors("update").execs)
 
+    @merges_devices
     def get_outputs(self, merge_multi_context: bool = True) -> Any:
         """Return the outputs of the last forward pass; the next pass overwrites them.
 
@@ -503,6 +505,7 @@ class Module(BaseModule):
         axes = [DataDesc.get_batch_axis(output.attr("__layout__")) for output in self._symbol]
         return merge_parts(outputs, axes)
 
+    @merges_devices
     def get_input_grads(self, merge_multi_context: bool = True) -> Any:
         """Return the gradients of the inputs, from the last backward pass.
 
@@ -519,6 +522,7 @@ class Module(BaseModule):
         axes = [DataDesc.get_batch_axis(desc.layout) for desc in group.data_shapes]
         return merge_parts(grads, axes) if merge_multi_context else grads
 
+    @merges_devices
     def get_states(self, merge_multi_context: bool = True) -> Any:
         """Return the arrays of ``state_names``.
 

@@ -10,6 +10,7 @@ from typing import Any
 from flowmx.errors import StateError
 from flowmx.io import DataDesc
 from flowmx.module.base_module import BaseModule, Binding, InitialParams, OptimizerParams
+from flowmx.module.evaluation import merges_devices
 from flowmx.module.module import Module
 from flowmx.ndarray import NDArray
 
@@ -180,10 +181,12 @@ class SequentialModule(BaseModule):
         for module in self._modules:
             module.update()
 
+    @merges_devices
     def get_outputs(self, merge_multi_context: bool = True) -> Any:
         self._first()
         return self._modules[-1].get_outputs(merge_multi_context)
 
+    @merges_devices
     def get_input_grads(self, merge_multi_context: bool = True) -> Any:
         return self._first().get_input_grads(merge_multi_context)
 

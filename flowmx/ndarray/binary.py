@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, cast, overload
 
 import numpy as np
 
@@ -18,9 +18,25 @@ Operand = NDArray | float
 _NUMBERS: Any = (int, float, bool, np.generic)
 
 
+class _Binary(Protocol):
+    """A function of two operands, which returns a number only for two numbers."""
+
+    @overload
+    def __call__(self, lhs: NDArray, rhs: Operand) -> NDArray: ...
+
+    @overload
+    def __call__(self, lhs: float, rhs: NDArray) -> NDArray: ...
+
+    @overload
+    def __call__(self, lhs: float, rhs: float) -> float: ...
+
+    @overload
+    def __call__(self, lhs: Operand, rhs: Operand) -> NDArray | float: ...
+
+
 def _two(
     name: str, arrays: str, scalar: str, swapped: str, numbers: Callable[[Any, Any], Any], gives_mask: bool = False
-) -> Callable[[Operand, Operand], Any]:
+) -> _Binary:
     """Define a function of two operands.
 
     Args:
@@ -52,7 +68,7 @@ def _two(
         compute, function = function, lambda lhs, rhs: as_mask(compute(lhs, rhs))
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"{lookup(f'broadcast_{arrays}').__doc__} Each is an array or a number."
-    return function
+    return cast("_Binary", function)
 
 
 def _number(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], float]:
@@ -83,7 +99,19 @@ logical_xor = _two("logical_xor", "logical_xor", "_logical_xor", "_logical_xor",
 # fmt: on
 
 
-def power(base: Operand, exp: Operand) -> Any:
+@overload
+def power(base: NDArray, exp: Operand) -> NDArray: ...
+
+
+@overload
+def power(base: float, exp: NDArray) -> NDArray: ...
+
+
+@overload
+def power(base: float, exp: float) -> float: ...
+
+
+def power(base: Operand, exp: Operand) -> NDArray | float:
     """Elementwise ``base`` to the power ``exp``, with broadcasting. Each is an array or a number."""
     return _power(base, exp)
 

@@ -6,7 +6,7 @@ Loop conditions and predicates are read from arrays, which blocks until they are
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from flowmx.errors import ShapeError
 from flowmx.graph.nesting import Format, flatten, regroup
@@ -14,8 +14,15 @@ from flowmx.ndarray import functions as F
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.creation import zeros
 
+Data = TypeVar("Data")
+States = TypeVar("States")
+Outputs = TypeVar("Outputs")
+"""Arrays, or nested lists and tuples of them."""
 
-def foreach(body: Callable[..., Any], data: Any, init_states: Any) -> tuple[Any, Any]:
+
+def foreach(
+    body: Callable[[Data, States], tuple[Outputs, States]], data: Data, init_states: States
+) -> tuple[Outputs, States]:
     """Loop over the slices of the data along the first axis.
 
     Args:
@@ -38,12 +45,13 @@ def foreach(body: Callable[..., Any], data: Any, init_states: Any) -> tuple[Any,
     for index in range(len(arrays[0])):
         outputs, states = body(regroup([each[index] for each in arrays], form), states)
         stacked.add(outputs)
-    return stacked.result(), states
+    return cast("Outputs", stacked.result()), states
 
 
 def while_loop(
-    cond: Callable[..., Any], func: Callable[..., Any], loop_vars: Any, max_iterations: int | None = None
-) -> tuple[Any, Any]:
+    cond: Callable[..., object], func: Callable[..., tuple[Outputs, States]], loop_vars: States,
+    max_iterations: int | None = None,
+) -> tuple[Outputs, States]:  # fmt: skip
     """Loop as long as a condition holds.
 
     Args:
@@ -63,23 +71,24 @@ def while_loop(
     if max_iterations is None:
         raise ValueError("while_loop: max_iterations must be given")
     single = isinstance(loop_vars, NDArray)
-    variables = [loop_vars] if single else list(loop_vars)
+    variables: list[Any] = [loop_vars] if single else list(cast("Any", loop_vars))
     if not variables:
         raise ValueError("while_loop: loop_vars is empty, expected at least one")
     stacked = _Stacked("while_loop: the function's outputs")
     while stacked.count < int(max_iterations) and bool(cond(*variables)):
         outputs, after = func(*variables)
-        following = [after] if isinstance(after, NDArray) else list(after or [])
+        following = [after] if isinstance(after, NDArray) else list(cast("Any", after) or [])
         if len(following) != len(variables):
             raise ValueError(
                 f"while_loop: the function returned {len(following)} loop variables, expected {len(variables)}"
             )
         variables = following
         stacked.add([] if outputs is None else outputs)
-    return stacked.result(int(max_iterations)), variables[0] if single else variables
+    last = variables[0] if single else variables
+    return cast("Outputs", stacked.result(int(max_iterations))), cast("States", last)
 
 
-def cond(pred: object, then_func: Callable[[], object], else_func: Callable[[], object]) -> Any:
+def cond(pred: object, then_func: Callable[[], Outputs], else_func: Callable[[], Outputs]) -> Outputs:
     """Call ``then_func`` if ``pred`` (an array of one element, or a number) is not zero, else ``else_func``.
 
     Blocks until ``pred`` is computed.

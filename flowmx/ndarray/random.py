@@ -7,7 +7,7 @@ Parameters are numbers, or arrays: then each element gets a block of samples. ``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from flowmx.devices import Context
 from flowmx.errors import ArgumentTypeError
@@ -140,6 +140,20 @@ def bernoulli(
     return drawn_as
 
 
+@overload
+def multinomial(
+    data: NDArray, shape: object = None, get_prob: Literal[False] = False, out: object = None, dtype: object = "int32",
+    **kwargs: object,
+) -> NDArray: ...  # fmt: skip
+
+
+@overload
+def multinomial(
+    data: NDArray, shape: object = None, *, get_prob: Literal[True], out: object = None, dtype: object = "int32",
+    **kwargs: object,
+) -> list[NDArray]: ...  # fmt: skip
+
+
 def multinomial(
     data: NDArray,
     shape: object = None,
@@ -163,13 +177,33 @@ def shuffle(data: NDArray, **kwargs: object) -> NDArray:
     return result
 
 
-def __getattr__(name: str) -> Any:
-    if name.endswith("_like"):
-        return getattr(F, f"_random_{name}")
-    raise AttributeError(f"mx.nd.random has no function {name!r}")
+if TYPE_CHECKING:
+    from flowmx.ndarray.functions import _random_exponential_like as exponential_like
+    from flowmx.ndarray.functions import _random_gamma_like as gamma_like
+    from flowmx.ndarray.functions import (
+        _random_generalized_negative_binomial_like as generalized_negative_binomial_like,
+    )
+    from flowmx.ndarray.functions import _random_negative_binomial_like as negative_binomial_like
+    from flowmx.ndarray.functions import _random_normal_like as normal_like
+    from flowmx.ndarray.functions import _random_poisson_like as poisson_like
+    from flowmx.ndarray.functions import _random_uniform_like as uniform_like
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name.endswith("_like"):
+            return getattr(F, f"_random_{name}")
+        raise AttributeError(f"mx.nd.random has no function {name!r}")
 
 
-__all__ += [name.removeprefix("_random_") for name in dir(F) if name.startswith("_random_") and name.endswith("_like")]
+__all__ += [
+    "exponential_like",
+    "gamma_like",
+    "generalized_negative_binomial_like",
+    "negative_binomial_like",
+    "normal_like",
+    "poisson_like",
+    "uniform_like",
+]
 
 
 def __dir__() -> list[str]:

@@ -30,7 +30,7 @@ class AdaGrad(FusedOptimizer):
         super().__init__(**kwargs)
         self.float_stable_eps = eps
 
-    def create_state(self, index: Index, weight: NDArray) -> State:
+    def create_state(self, index: Index, weight: NDArray) -> object:
         return zeros_like(weight, True)
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
@@ -60,7 +60,7 @@ class AdaDelta(FusedOptimizer):
         self.rho = rho
         self.epsilon = epsilon
 
-    def create_state(self, index: Index, weight: NDArray) -> State:
+    def create_state(self, index: Index, weight: NDArray) -> object:
         return (zeros_like(weight), zeros_like(weight))
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
@@ -101,7 +101,7 @@ class RMSProp(FusedOptimizer):
         self.centered = centered
         self.clip_weights = clip_weights
 
-    def create_state(self, index: Index, weight: NDArray) -> State:
+    def create_state(self, index: Index, weight: NDArray) -> object:
         return tuple(zeros_like(weight, True) for _ in range(3 if self.centered else 1))
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:

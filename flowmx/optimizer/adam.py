@@ -23,7 +23,7 @@ class _Moments(FusedOptimizer):
         self.beta1 = beta1
         self.beta2 = beta2
 
-    def create_state(self, index: Index, weight: NDArray) -> State:
+    def create_state(self, index: Index, weight: NDArray) -> object:
         return (zeros_like(weight), zeros_like(weight))
 
     def moments(self, operator: str, state: State, **parameters: object) -> Call:
@@ -70,7 +70,7 @@ class Adam(_Moments):
         self.epsilon = epsilon
         self.lazy_update = lazy_update
 
-    def create_state(self, index: Index, weight: NDArray) -> State:
+    def create_state(self, index: Index, weight: NDArray) -> object:
         return (zeros_like(weight, self.lazy_update), zeros_like(weight, self.lazy_update))
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:

@@ -128,7 +128,7 @@ class Optimizer(RecordsArguments):
 
     # -- implemented by subclasses ---------------------------------------------------------------------
 
-    def create_state(self, index: Index, weight: NDArray) -> State:
+    def create_state(self, index: Index, weight: NDArray) -> object:
         """Return the initial state of a weight: arrays of its shape, or None."""
         return None
 
@@ -185,7 +185,7 @@ class Optimizer(RecordsArguments):
         count = self._index_update_count[index]
         self.step(weight, grad, state, self._get_lr(index), self._get_wd(index), count)
 
-    def create_state_multi_precision(self, index: Index, weight: NDArray) -> State:
+    def create_state_multi_precision(self, index: Index, weight: NDArray) -> object:
         """Return the initial state of a weight; with ``multi_precision``, add a float32 copy of a 16-bit weight."""
         if not _is_half(weight):
             return self.create_state(index, weight)
@@ -473,7 +473,7 @@ class Test(Optimizer):
 
     __test__ = False  # not a test case for pytest
 
-    def create_state(self, index: Index, weight: NDArray) -> State:
+    def create_state(self, index: Index, weight: NDArray) -> object:
         return zeros_like(weight)
 
     def step(self, weight: NDArray, grad: NDArray, state: State, lr: float, wd: float, t: int) -> None:

@@ -35,7 +35,7 @@ class GroupAdaGrad(FusedOptimizer):
         super().__init__(**kwargs)
         self.float_stable_eps = eps
 
-    def create_state(self, index: Index, weight: NDArray) -> State:
+    def create_state(self, index: Index, weight: NDArray) -> object:
         if len(weight.shape) != 2:
             raise ValueError(f"GroupAdaGrad: weight {index!r} has shape {weight.shape}, expected a matrix")
         return nd.zeros((weight.shape[0], 1), weight.context, weight.dtype, weight.stype)

@@ -33,7 +33,7 @@ class Ftrl(FusedOptimizer):
         self.beta = beta
         self.lr = learning_rate
 
-    def create_state(self, index: Index, weight: NDArray) -> State:
+    def create_state(self, index: Index, weight: NDArray) -> object:
         return (zeros_like(weight, True), zeros_like(weight, True))
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
@@ -65,7 +65,7 @@ class FTML(FusedOptimizer):
         self.beta2 = beta2
         self.epsilon = epsilon
 
-    def create_state(self, index: Index, weight: NDArray) -> State:
+    def create_state(self, index: Index, weight: NDArray) -> object:
         return (zeros_like(weight), zeros_like(weight), zeros_like(weight))
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:

@@ -111,8 +111,8 @@ class FusedOptimizer(Optimizer):
         """
         raise NotImplementedError(f"{type(self).__name__} must implement call()")
 
-    def create_state_multi_precision(self, index: Index, weight: NDArray) -> State:
-        states = super().create_state_multi_precision(index, weight)
+    def create_state_multi_precision(self, index: Index, weight: NDArray) -> object:
+        states: State = super().create_state_multi_precision(index, weight)
         return states[::-1] if self.master_last and self._has_master(weight) else states
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:

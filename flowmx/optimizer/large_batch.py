@@ -140,7 +140,7 @@ class LAMB(FusedOptimizer):
         self.upper_bound = upper_bound
         self.bias_correction = bias_correction
 
-    def create_state(self, index: Index, weight: NDArray) -> State:
+    def create_state(self, index: Index, weight: NDArray) -> object:
         return (zeros_like(weight), zeros_like(weight))
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:

@@ -20,7 +20,7 @@ class Momentum(FusedOptimizer):
     momentum: float
     operators: tuple[str, str] = ("sgd_update", "sgd_mom_update")
 
-    def create_state(self, index: Index, weight: NDArray) -> State:
+    def create_state(self, index: Index, weight: NDArray) -> object:
         return zeros_like(weight, True) if self.momentum else None
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
@@ -58,7 +58,7 @@ class SGD(Momentum):
         self.momentum = momentum
         self.lazy_update = lazy_update
 
-    def create_state(self, index: Index, weight: NDArray) -> State:
+    def create_state(self, index: Index, weight: NDArray) -> object:
         return zeros_like(weight, self.lazy_update) if self.momentum else None
 
     def arguments(self, **parameters: object) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class DCASGD(FusedOptimizer):
         self.momentum = momentum
         self.lamda = lamda
 
-    def create_state(self, index: Index, weight: NDArray) -> State:
+    def create_state(self, index: Index, weight: NDArray) -> object:
         return (zeros_like(weight) if self.momentum else None, weight.copy())
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
@@ -159,7 +159,7 @@ class Signum(FusedOptimizer):
         self.momentum = momentum
         self.wd_lh = wd_lh
 
-    def create_state(self, index: Index, weight: NDArray) -> State:
+    def create_state(self, index: Index, weight: NDArray) -> object:
         return zeros_like(weight) if self.momentum else None
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:

@@ -34,7 +34,7 @@ class Input(NamedTuple):
     shape: tuple[int | None, ...]
     dtype: Any = np.dtype(np.float32)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return a JSON-compatible description."""
         return {"name": self.name, "shape": list(self.shape), "dtype": np.dtype(self.dtype).name}
 
@@ -149,7 +149,7 @@ class Inputs:
             for length in ((0,) if is_fixed else self.lengths)
         ]
 
-    def describe(self) -> list[dict[str, Any]]:
+    def describe(self) -> list[dict[str, object]]:
         """Return a JSON-compatible description of the inputs."""
         return [spec.describe() for spec in self.specs]
 

@@ -504,7 +504,7 @@ class Predictor:
             self._count("refused")
             raise runner.overloaded(1)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return a JSON-compatible description of the predictor."""
         runner = self._runner
         return {

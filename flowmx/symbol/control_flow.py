@@ -7,7 +7,7 @@ Symbols from outside that a function uses, its *free variables*, become inputs o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from flowmx import attribute, name
 from flowmx.attribute import AttrScope
@@ -139,7 +139,15 @@ def _regroup(symbol: Symbol, form: Format) -> Any:
     return regroup(list(symbol), form)
 
 
-def foreach(body: Callable[..., Any], data: object, init_states: object, name: str = "foreach") -> tuple[Any, Any]:
+Data = TypeVar("Data")
+States = TypeVar("States")
+Outputs = TypeVar("Outputs")
+"""Symbols, or nested lists and tuples of them."""
+
+
+def foreach(
+    body: Callable[[Data, States], tuple[Outputs, States]], data: Data, init_states: States, name: str = "foreach"
+) -> tuple[Outputs, States]:
     """Loop over the slices of the data along the first axis.
 
     Args:
@@ -191,11 +199,11 @@ def foreach(body: Callable[..., Any], data: object, init_states: object, name: s
 
 def while_loop(
     cond: Callable[..., object],
-    func: Callable[..., object],
-    loop_vars: object,
+    func: Callable[..., tuple[Outputs, States]],
+    loop_vars: States,
     max_iterations: int | None = None,
     name: str = "while_loop",
-) -> tuple[Any, Any]:
+) -> tuple[Outputs, States]:
     """Loop while a condition holds.
 
     Args:
@@ -269,8 +277,8 @@ def _trace_while_loop(
 
 
 def cond(
-    pred: Symbol, then_func: Callable[[], object], else_func: Callable[[], object], name: str = "cond"
-) -> Any:  # fmt: skip
+    pred: Symbol, then_func: Callable[[], Outputs], else_func: Callable[[], Outputs], name: str = "cond"
+) -> Outputs:
     """Compute one of two branches.
 
     Args:
@@ -314,4 +322,5 @@ def cond(
             "num_outputs": then_count,
         },
     )  # fmt: skip
-    return _regroup(outputs, traced[1].result)
+    result: Outputs = _regroup(outputs, traced[1].result)
+    return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -14,6 +14,11 @@ from flowmx.ops.registry.dtypes import as_dtype
 from flowmx.ops.registry.operators import Shape, ShapeOrNone
 from flowmx.semantics import semantics
 from flowmx.suggestions import did_you_mean
+
+Dtypes: TypeAlias = list[type[np.generic]]
+PartialDtypes: TypeAlias = tuple[
+    list[type[np.generic] | None], list[type[np.generic] | None], list[type[np.generic] | None]
+]
 
 
 class Inference:
@@ -91,9 +96,7 @@ class Inference:
             [shapes[Entry(node, 0)] for node in auxiliary],
         )
 
-    def infer_type(
-        self, *args: object, **kwargs: object
-    ) -> tuple[list[Any] | None, list[Any] | None, list[Any] | None]:
+    def infer_type(self, *args: object, **kwargs: object) -> tuple[Dtypes, Dtypes, Dtypes] | tuple[None, None, None]:
         """Infer the dtypes of arguments, outputs and auxiliary states, as NumPy's type objects.
 
         Returns:
@@ -103,9 +106,10 @@ class Inference:
             TypeInferenceError: the dtypes contradict each other.
         """
         types = self.infer_type_partial(*args, **kwargs)
-        return types if not any(None in group for group in types) else (None, None, None)
+        is_complete = not any(None in group for group in types)
+        return cast("tuple[Dtypes, Dtypes, Dtypes]", types) if is_complete else (None, None, None)
 
-    def infer_type_partial(self, *args: object, **kwargs: object) -> tuple[list[Any], list[Any], list[Any]]:
+    def infer_type_partial(self, *args: object, **kwargs: object) -> PartialDtypes:
         """Infer dtypes as :meth:`infer_type`, with None for unknown ones."""
         self._check_names("infer_type", kwargs)
         arguments, auxiliary = self._variables()
@@ -115,7 +119,7 @@ class Inference:
         }
         dtypes = infer.partial_types(self.nodes(), variable_dtypes)
 
-        def public(entries: Iterable[Entry]) -> list[Any]:
+        def public(entries: Iterable[Entry]) -> list[type[np.generic] | None]:
             return [None if (dtype := dtypes[entry]) is None else dtype.type for entry in entries]
 
         return (

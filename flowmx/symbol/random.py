@@ -8,7 +8,7 @@ symbol.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowmx.errors import ArgumentTypeError
 from flowmx.symbol import functions as F
@@ -104,13 +104,31 @@ def randint(low: object, high: object, shape: object = None, dtype: object = Non
     return _draw("randint", {"low": low, "high": high}, shape, dtype, kwargs)
 
 
-def __getattr__(name: str) -> Any:
-    if name.endswith("_like"):
-        return getattr(F, f"_random_{name}")
-    raise AttributeError(f"mx.sym.random has no function {name!r}")
+if TYPE_CHECKING:
+    from flowmx.symbol.functions import _random_exponential_like as exponential_like
+    from flowmx.symbol.functions import _random_gamma_like as gamma_like
+    from flowmx.symbol.functions import _random_generalized_negative_binomial_like as generalized_negative_binomial_like
+    from flowmx.symbol.functions import _random_negative_binomial_like as negative_binomial_like
+    from flowmx.symbol.functions import _random_normal_like as normal_like
+    from flowmx.symbol.functions import _random_poisson_like as poisson_like
+    from flowmx.symbol.functions import _random_uniform_like as uniform_like
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name.endswith("_like"):
+            return getattr(F, f"_random_{name}")
+        raise AttributeError(f"mx.sym.random has no function {name!r}")
 
 
-__all__ += [name.removeprefix("_random_") for name in dir(F) if name.startswith("_random_") and name.endswith("_like")]
+__all__ += [
+    "exponential_like",
+    "gamma_like",
+    "generalized_negative_binomial_like",
+    "negative_binomial_like",
+    "normal_like",
+    "poisson_like",
+    "uniform_like",
+]
 
 
 def __dir__() -> list[str]:

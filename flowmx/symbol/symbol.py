@@ -29,6 +29,7 @@ from flowmx.symbol.node_creation import create_node
 if TYPE_CHECKING:
     from flowmx.executor import Executor
     from flowmx.graph.reports.estimate import MemoryEstimate
+    from flowmx.ndarray import NDArray
 
 
 def _binary(array_op: str, scalar_op: str, swapped: bool = False) -> Callable[[Symbol, Any], Symbol]:
@@ -333,7 +334,7 @@ class Symbol(Methods, Inference):
         )
         return estimate
 
-    def eval(self, ctx: object = None, **kwargs: object) -> list[Any]:
+    def eval(self, ctx: object = None, **kwargs: object) -> list[NDArray]:
         """Bind arrays by name, compute, and return the outputs."""
         return self.bind(ctx, kwargs, grad_req="null").forward()
 

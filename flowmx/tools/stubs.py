@@ -16,14 +16,18 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.ndarray import contrib, image, linalg, methods, sparse
 from flowmx.ndarray import functions as nd_functions
-from flowmx.ndarray import methods
 from flowmx.ops.registry.calling import METHODS
 from flowmx.ops.registry.documentation import documentation
 from flowmx.ops.registry.dtypes import DType, name_of
 from flowmx.ops.registry.operators import Operator, Shape, lookup, registered_operators
 from flowmx.ops.registry.parameters import Parameter
+from flowmx.symbol import contrib as sym_contrib
 from flowmx.symbol import functions as sym_functions
+from flowmx.symbol import image as sym_image
+from flowmx.symbol import linalg as sym_linalg
+from flowmx.symbol import sparse as sym_sparse
 from flowmx.tools import numpy_stubs
 
 _TYPES: dict[Any, str] = {
@@ -40,13 +44,24 @@ _TYPES: dict[Any, str] = {
 _HEADER = """\
 # Written by `python -m flowmx.tools.stubs`.
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from flowmx.ndarray.array import NDArray
 from flowmx.symbol.symbol import Symbol
 """
 _OUT = "out: NDArray | Sequence[NDArray] | None = None"
 _NAME = "name: str | None = None"
+_ARRAYS = "list[NDArray]"
+_SEVERAL = {
+    "SliceChannel": ("num_outputs: Literal[1]", "num_outputs: int"),
+    "topk": ("ret_typ: Literal['value', 'indices', 'mask'] = 'indices'", "ret_typ: Literal['both']"),
+    "_sample_multinomial": ("get_prob: Literal[False] = False", "get_prob: Literal[True]"),
+    "RNN": ("state_outputs: Literal[False] = False", "state_outputs: Literal[True]"),
+}
+"""The parameter of an operator that determines whether it returns one array or a list, with its types for either."""
+_ND_DERIVED = {contrib: "_contrib_", image: "_image_", linalg: "_linalg_", sparse: ""}
+_SYM_DERIVED = {sym_contrib: "_contrib_", sym_image: "_image_", sym_linalg: "_linalg_", sym_sparse: ""}
+"""Modules of ``mx.nd`` and ``mx.sym`` with functions of operators, and the prefixes of these operators' names."""
 
 
 def annotation(parameter: Parameter) -> str:
@@ -97,16 +112,40 @@ def arguments(cls: type[Operator], array: str) -> list[str]:
     return result
 
 
-def return_type(cls: type[Operator], array: str) -> str:
-    """Return the annotation of an operator's result: Any if the number of arrays depends on the call."""
-    return array if array == "Symbol" or cls.outputs is Operator.outputs else "Any"
+def results(cls: type[Operator], array: str) -> list[tuple[str | None, str]]:
+    """Return the annotations of an operator's result, each with the parameter that it requires, if any.
+
+    A list of arrays is an NDArray if it cannot be told from one by a parameter's type: both can be unpacked.
+    """
+    if array == "Symbol" or cls.name not in _SEVERAL:
+        return [(None, array)]
+    one, several = _SEVERAL[cls.name]
+    return [(one, array), (several, _ARRAYS)]
 
 
-def definition(name: str, args: list[str], result: str, doc: str) -> str:
-    """Return the source of a stub function with its docstring."""
+def definition(name: str, args: list[str], choices: list[tuple[str | None, str]], doc: str) -> str:
+    """Return the source of a stub function with its docstring, with an overload for each type of its result."""
     quoted = doc.replace("\\", r"\\").replace('"""', r"\"\"\"")
     body = textwrap.indent(f'"""{quoted}\n"""\n', "    ", lambda line: line != "\n")
-    return f"def {name}({', '.join(args)}) -> {result}:\n{body}\n"
+    if len(choices) == 1:
+        return f"def {name}({', '.join(args)}) -> {choices[0][1]}:\n{body}\n"
+    overloads = []
+    for parameter, result in choices:
+        ignored = "  # type: ignore[overload-overlap]" if "Literal[1]" in (parameter or "") else ""  # an int too
+        overloads.append(
+            f"@overload\ndef {name}({', '.join(_with(args, parameter or ''))}) -> {result}:{ignored}\n{body}\n"
+        )
+    return "".join(overloads)
+
+
+def _with(args: list[str], parameter: str) -> list[str]:
+    """Return arguments with one replaced; one without a default becomes the first that is passed by name only."""
+    label = parameter.partition(":")[0]
+    at = next(index for index, each in enumerate(args) if each.partition(":")[0] == label)
+    if "=" in parameter or "=" not in args[at]:
+        return [*args[:at], parameter, *args[at + 1 :]]
+    rest = [*args[:at], *args[at + 1 :]]
+    return [*rest[: rest.index("*") + 1], parameter, *rest[rest.index("*") + 1 :]]
 
 
 def module_stub(module: ModuleType) -> str:
@@ -147,7 +186,7 @@ def functions_stub(module: ModuleType, array: str, extra: list[str]) -> str:
         common = [argument for argument in extra if argument.partition(":")[0] not in cls.parameters]
         args = [*arguments(cls, array), *([] if cls.variadic or cls.traits.open_ended else ["*"]), *common]
         args += ["**kwargs: Any"] if cls.traits.open_ended else []
-        lines.append(definition(name, args, return_type(cls, array), documentation(cls)))
+        lines.append(definition(name, args, results(cls, array), documentation(cls)))
     return "".join(lines)
 
 
@@ -157,9 +196,30 @@ def methods_stub() -> str:
     for name in METHODS:
         cls = lookup(name)
         args = ["self", *arguments(cls, "NDArray")[1:], "*", _OUT]
-        source = definition(name, args, return_type(cls, "NDArray"), documentation(cls, is_method=True))
+        source = definition(name, args, results(cls, "NDArray"), documentation(cls, is_method=True))
         lines.append(textwrap.indent(source, "    "))
     return "".join(lines)
+
+
+def derived_stub(module: ModuleType, functions: ModuleType, prefix: str) -> str:
+    """Return the stub of a module whose names are those of operators, without a prefix.
+
+    Args:
+        module: the module; names that it defines itself come first.
+        functions: the module of all operators.
+        prefix: the prefix, such as ``_linalg_``.
+    """
+    operators = set(public_names())
+    own = vars(module).keys() - {"__all__"}
+    sources = {name: next((each for each in _sources(prefix, name) if each in operators), None) for name in dir(module)}
+    derived = {name: source for name, source in sources.items() if source and name not in own}
+    imports = [f"from {functions.__name__} import {source} as {name}\n" for name, source in derived.items()]
+    exported = [f"    {name!r},\n" for name in sorted({*module.__all__} & (derived.keys() | own))]
+    return "".join([module_stub(module), *imports, "\n__all__ = [\n", *exported, "]\n"])
+
+
+def _sources(prefix: str, name: str) -> tuple[str, ...]:
+    return (prefix + name,) if prefix else (f"_sparse_{name}", name)
 
 
 def stubs() -> dict[Path, str]:
@@ -168,6 +228,8 @@ def stubs() -> dict[Path, str]:
         nd_functions: functions_stub(nd_functions, "NDArray", [_OUT, _NAME]),
         methods: methods_stub(),
         sym_functions: functions_stub(sym_functions, "Symbol", [_NAME, "attr: dict[str, str] | None = None"]),
+        **{module: derived_stub(module, nd_functions, prefix) for module, prefix in _ND_DERIVED.items()},
+        **{module: derived_stub(module, sym_functions, prefix) for module, prefix in _SYM_DERIVED.items()},
     }
     return {
         **{Path(module.__file__ or "").with_suffix(".pyi"): text for module, text in contents.items()},

@@ -1,8 +1,7 @@
 """A custom loss, next to one of Gluon."""
 
-from typing import Any
-
 from flowmx import gluon, nd
+from flowmx.ndarray import NDArray
 
 
 class Huber(gluon.loss.Loss):
@@ -10,7 +9,7 @@ class Huber(gluon.loss.Loss):
         super().__init__(None, 0)
         self.rho = rho
 
-    def hybrid_forward(self, F: Any, pred: Any, label: Any) -> Any:
+    def hybrid_forward(self, F: gluon.Operators, pred: NDArray, label: NDArray) -> NDArray:
         error = F.abs(pred - label)
         return F.mean(F.where(error < self.rho, error**2 / 2, self.rho * (error - self.rho / 2)), axis=0, exclude=True)
 

@@ -1,9 +1,8 @@
 """A block with hybrid_forward, for arrays and symbols."""
 
-from typing import Any
-
 from flowmx import gluon, nd
 from flowmx.gluon import nn
+from flowmx.ndarray import NDArray
 
 
 class Net(gluon.HybridBlock):
@@ -13,7 +12,7 @@ class Net(gluon.HybridBlock):
             self.hidden = nn.Dense(units, activation="relu")
             self.out = nn.Dense(2)
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: gluon.Operators, x: NDArray) -> NDArray:
         return self.out(self.hidden(x))
 
 

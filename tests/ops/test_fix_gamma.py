@@ -11,7 +11,7 @@ OPERATORS = {
     "BatchNorm": nd.BatchNorm,
     "BatchNorm_v1": nd.BatchNorm_v1,
     "with a ReLU": nd.contrib.BatchNormWithReLU,
-    "over devices": lambda *arrays, **params: nd.contrib.SyncBatchNorm(*arrays, key="layer", **params),
+    "over devices": lambda *arrays, **params: nd.contrib.SyncBatchNorm(*arrays, key="layer", **params),  # type: ignore[misc]
 }
 HYBRIDIZED = [{}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
 

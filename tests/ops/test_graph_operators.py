@@ -266,7 +266,7 @@ SAMPLE = CONTRIB.dgl_csr_neighbor_uniform_sample
             "probability has shape",
         ),
         (lambda: CONTRIB.dgl_subgraph(GRAPH, vector(3, 1), return_mapping=False).asnumpy(), "ascending order"),
-        (lambda: CONTRIB.dgl_subgraph(GRAPH, vector(3)), "return_mapping"),
+        (lambda: CONTRIB.dgl_subgraph(GRAPH, vector(3)), "return_mapping"),  # type: ignore[call-arg]
         (lambda: CONTRIB.edge_id(GRAPH, vector(-1), vector(0)).asnumpy(), "no vertex -1"),
         (lambda: CONTRIB.edge_id(GRAPH, vector(1, 2), vector(0)), "equal lengths"),
         (lambda: CONTRIB.dgl_adjacency(GRAPH.astype("float32")), "expected int64"),

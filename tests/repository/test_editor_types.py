@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from flowmx.tools import stubs
+from tests import expression_types
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAMS = sorted((ROOT / "tests/editor").glob("*.py"))
@@ -77,12 +78,13 @@ reveal_type(mx.nd.ones((1,)) == 1)
     assert actual[4] == array
 
 
-def test_newcomers_conveniences_have_types(installed, folder):
+@pytest.mark.parametrize("program", ["conveniences", "services", "text_generation", "transformers"])
+def test_mypy_finds_no_any(installed, folder, program):
     """No expression of the program is an ``Any``; arrays of NumPy have an unknown dtype."""
-    command = [sys.executable, "-m", "mypy", "--disallow-any-expr", *options(installed), "conveniences.py"]
+    command = [sys.executable, "-m", "mypy", "--disallow-any-expr", *options(installed), f"{program}.py"]
     environment = os.environ | {"MYPYPATH": str(installed)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert "conveniences.py" in done.stdout, done.stderr
+    assert f"{program}.py" in done.stdout, done.stderr
     assert [line for line in done.stdout.splitlines() if 'Expression has type "Any"' in line] == []
 
 
@@ -95,3 +97,32 @@ def test_pyright_finds_no_error(installed, folder):
     report = json.loads(done.stdout)
     assert report["summary"]["filesAnalyzed"] == len(PROGRAMS)
     assert not report["generalDiagnostics"], done.stdout
+
+
+def test_pyright_finds_no_any(installed, folder):
+    """Every expression of the programs has a known type, except for the numbers in arrays of NumPy."""
+    pytest.importorskip("pyright")
+    types = expression_types.all_types(folder, installed)
+    assert {each.program for each in types} == {program.stem for program in PROGRAMS}
+    assert expression_types.vague(types) == []
+
+
+def test_vague_types_are_found(installed, tmp_path):
+    pytest.importorskip("pyright")
+    (tmp_path / "program.py").write_text(
+        """\
+import json
+import numpy as np
+import flowmx as mx
+
+x = mx.nd.ones((2,))
+loaded = json.loads("[1]")
+first = loaded[0] + 1
+print(first, x.sum(), x.shape == loaded, [y for y in loaded], x.asnumpy().max(), np.ones(2)[0])
+"""
+    )
+    types = expression_types.all_types(tmp_path, installed)
+    assert (("program", "x.sum()", "NDArray")) in types
+    assert {each.expression for each in expression_types.vague(types)} == {
+        "json.loads('[1]')", "loaded", "loaded[0]", "loaded[0] + 1", "first", "y",
+    }  # fmt: skip

@@ -16,15 +16,19 @@ from typing import assert_type
 import pytest
 
 import flowmx as mx
-from flowmx.ndarray import methods
+from flowmx.ndarray import methods, optimizer_updates
 from flowmx.ops.registry.calling import METHODS
+from flowmx.ops.registry.operators import registered_operators
 from flowmx.symbol import Symbol
 from flowmx.tools import stubs
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NAMES = [
-    "flowmx/ndarray/functions.pyi", "flowmx/ndarray/methods.pyi", "flowmx/numpy/__init__.pyi", "flowmx/numpy/fft.pyi",
-    "flowmx/numpy/linalg.pyi", "flowmx/numpy/methods.pyi", "flowmx/symbol/functions.pyi",
+    "flowmx/ndarray/contrib.pyi", "flowmx/ndarray/functions.pyi", "flowmx/ndarray/image.pyi",
+    "flowmx/ndarray/linalg.pyi", "flowmx/ndarray/methods.pyi", "flowmx/ndarray/sparse/__init__.pyi",
+    "flowmx/numpy/__init__.pyi", "flowmx/numpy/fft.pyi", "flowmx/numpy/linalg.pyi", "flowmx/numpy/methods.pyi",
+    "flowmx/symbol/contrib.pyi", "flowmx/symbol/functions.pyi", "flowmx/symbol/image.pyi",
+    "flowmx/symbol/linalg.pyi", "flowmx/symbol/sparse.pyi",
 ]  # fmt: skip
 
 
@@ -65,6 +69,21 @@ def test_every_method_has_its_docstring(stub_texts):
     assert written >= set(METHODS)
     for name in written:
         assert actual[f"Methods.{name}"] == inspect.getdoc(getattr(methods.Methods, name)), name
+
+
+@pytest.mark.parametrize("package", ["ndarray", "symbol"])
+@pytest.mark.parametrize("part", ["contrib", "image", "linalg", "sparse"])
+def test_every_derived_function_is_declared(stub_texts, package, part):
+    path = f"flowmx/{package}/{part}/__init__.pyi"
+    body = ast.parse(stub_texts.get(path) or stub_texts[f"flowmx/{package}/{part}.pyi"]).body
+    imported = {alias.asname or alias.name for node in body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    imported |= {*optimizer_updates.__all__} if "*" in imported else set()
+    defined = {node.name for node in body if isinstance(node, ast.FunctionDef)}
+    module = importlib.import_module(f"flowmx.{package}.{part}")
+    hidden = {name for name, cls in registered_operators().items() if cls.traits.hidden}
+    names = {name for name in module.__all__ if f"_{part}_{name}" not in hidden}
+    assert len(names) > 5
+    assert names <= imported | defined
 
 
 @pytest.mark.parametrize("module", ["", ".linalg", ".fft"])

@@ -47,7 +47,7 @@ class _Stage:
     def run(self, values: dict[str, NDArray]) -> _Stage | None:
         """Compute the values of this stage. Return the next stage, or None if this is the last one."""
         if self._block is not None:
-            results = self._block(*[values[name] for name in self._inputs])
+            results: Any = self._block(*[values[name] for name in self._inputs])
             values.update(zip(self._outputs, [results] if isinstance(results, NDArray) else results, strict=True))
         if self._cut is None:
             values.update(self._constants)

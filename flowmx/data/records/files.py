@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from flowmx.data.records.framing import encode
 from flowmx.data.records.index import read_index
@@ -193,7 +193,15 @@ class Appender:
 _BUFFER_BYTES = 1 << 20
 
 
-class MXIndexedRecordIO(MXRecordIO):
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as _TypeVar
+
+    Key = _TypeVar("Key", default=int)
+else:
+    Key = TypeVar("Key")
+
+
+class MXIndexedRecordIO(MXRecordIO, Generic[Key]):
     """A file of records with an index (a text file of keys and offsets), to read records in any order.
 
     Args:
@@ -223,12 +231,12 @@ class MXIndexedRecordIO(MXRecordIO):
         idx_path: str | os.PathLike[str],
         uri: str | os.PathLike[str],
         flag: str,
-        key_type: Callable[[str], Any] = int,
+        key_type: Callable[[str], Key] = int,  # type: ignore[assignment]  # the default of the type variable
     ) -> None:
         self.idx_path = os.fspath(idx_path)
         self.key_type = key_type
-        self.idx: dict[Any, int] = {}
-        self.keys: list[Any] = []
+        self.idx: dict[Key, int] = {}
+        self.keys: list[Key] = []
         super().__init__(uri, flag)
 
     def open(self) -> None:
@@ -289,7 +297,7 @@ class MXIndexedRecordIO(MXRecordIO):
 
     def _offset(self, key: object) -> int:
         try:
-            return self.idx[key]
+            return self.idx[cast("Key", key)]
         except KeyError:
             summary = f"{len(self.keys)} keys" + (f", from {self.keys[0]!r} to {self.keys[-1]!r}" if self.keys else "")
             raise KeyError(f"{key!r} is not a key of {self.idx_path!r}, which has {summary}") from None

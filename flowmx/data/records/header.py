@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import struct
 from numbers import Number
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from flowmx.data import codecs
 from flowmx.data.records.framing import RecordFormatError
@@ -28,6 +29,14 @@ class IRHeader(NamedTuple):
     label: Any
     id: int
     id2: int
+
+
+if TYPE_CHECKING:
+
+    class _UnpackedHeader(IRHeader):
+        """The header of a record, whose label is a number or an array."""
+
+        label: float | npt.NDArray[Any]
 
 
 def pack(header: IRHeader | tuple[int, Any, int, int], s: bytes) -> bytes:
@@ -52,7 +61,7 @@ def pack(header: IRHeader | tuple[int, Any, int, int], s: bytes) -> bytes:
         raise ValueError(f"recordio.pack: the header is {tuple(parsed)}, which cannot be written: {error}") from error
 
 
-def unpack(s: bytes) -> tuple[IRHeader, bytes]:
+def unpack(s: bytes) -> tuple[_UnpackedHeader, bytes]:
     """Split a record into its header and bytes.
 
     Raises:
@@ -60,7 +69,7 @@ def unpack(s: bytes) -> tuple[IRHeader, bytes]:
     """
     if len(s) < HEADER.size:
         raise RecordFormatError(f"recordio.unpack: the record has {len(s)} bytes, expected a header of {HEADER.size}")
-    header = IRHeader(*HEADER.unpack_from(s))
+    header = cast("_UnpackedHeader", IRHeader(*HEADER.unpack_from(s)))
     start = HEADER.size + 4 * header.flag
     if not header.flag:
         return header, s[start:]
@@ -88,7 +97,7 @@ def pack_img(
     return pack(header, codecs.encode(codecs.swap_channels(np.asarray(img)), img_fmt, quality))
 
 
-def unpack_img(s: bytes, iscolor: int = -1) -> tuple[IRHeader, Any]:
+def unpack_img(s: bytes, iscolor: int = -1) -> tuple[_UnpackedHeader, npt.NDArray[np.uint8]]:
     """Split a record into its header and its decoded image.
 
     Args:

@@ -7,7 +7,9 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, TypeVarTuple, cast, overload
+
+import numpy.typing as npt
 
 from flowmx import recordio
 from flowmx.data import rng, tables
@@ -19,26 +21,53 @@ from flowmx.ndarray import NDArray
 __all__ = ["ArrayDataset", "Dataset", "RecordFileDataset", "SimpleDataset", "random_split"]
 
 
-class Dataset:
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as _TypeVar
+
+    Sample = _TypeVar("Sample", covariant=True, default=object)
+    Record = _TypeVar("Record", covariant=True, default=bytes)
+else:
+    Sample = TypeVar("Sample", covariant=True)
+    Record = TypeVar("Record", covariant=True)
+
+Result = TypeVar("Result")
+First = TypeVar("First")
+Second = TypeVar("Second")
+Third = TypeVar("Third")
+Rest = TypeVarTuple("Rest")
+Numbers = npt.NDArray[Any]
+"""An array of NumPy, or a part of it, also a number."""
+
+
+class _Column(Protocol[Sample]):
+    """A list, an array, or another object with a length and numbered elements."""
+
+    def __getitem__(self, idx: int, /) -> Sample: ...
+
+    def __len__(self) -> int: ...
+
+
+class Dataset(Generic[Sample]):
     """Base class of data sets: a subclass implements ``__getitem__`` and ``__len__``.
 
     Lists and arrays, including NumPy's, can be used as data sets. A loader pickles its data set for worker processes.
+    For type checkers, ``Dataset[tuple[NDArray, int]]`` is a data set with such samples.
     """
 
-    def __getitem__(self, idx: Any) -> Any:
+    def __getitem__(self, idx: Any) -> Sample:
         raise NotImplementedError(f"{type(self).__name__} must implement __getitem__(idx)")
 
     def __len__(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} must implement __len__()")
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Sample]:
         return (self[i] for i in range(len(self)))
 
-    def filter(self, fn: Callable[[Any], bool]) -> Dataset:
+    def filter(self, fn: Callable[[Sample], bool]) -> Dataset[Sample]:
         """Return the samples for which a function returns True. It is called now, for all samples."""
         return _Subset(self, FilterSampler(fn, self))
 
-    def shard(self, num_shards: int, index: int) -> Dataset:
+    def shard(self, num_shards: int, index: int) -> Dataset[Sample]:
         """Return one of several disjoint parts, whose lengths differ by at most one sample.
 
         Shard before shuffling, so that no sample goes to two workers of a job.
@@ -53,7 +82,7 @@ class Dataset:
         part = share(len(self), index, num_shards, "longer first")
         return _Subset(self, SequentialSampler(part.stop - part.start, part.start))
 
-    def take(self, count: int | None) -> Dataset:
+    def take(self, count: int | None) -> Dataset[Sample]:
         """Return the first ``count`` samples; all of them for None.
 
         Raises:
@@ -63,7 +92,7 @@ class Dataset:
             raise ValueError(f"Dataset.take: count is {count}, expected at least 0, or None for all")
         return _Subset(self, SequentialSampler(len(self) if count is None else min(count, len(self))))
 
-    def sample(self, sampler: Sampler) -> Dataset:
+    def sample(self, sampler: Sampler) -> Dataset[Sample]:
         """Return the samples that a sampler selects now, in its order.
 
         Raises:
@@ -73,7 +102,18 @@ class Dataset:
             raise TypeError(f"Dataset.sample: sampler is {type(sampler).__name__}, expected a gluon.data.Sampler")
         return _Subset(self, sampler)
 
-    def transform(self, fn: Callable[..., Any], lazy: bool = True) -> Dataset:
+    @overload
+    def transform(
+        self: Dataset[tuple[*Rest]], fn: Callable[[*Rest], Result], lazy: bool = True
+    ) -> Dataset[Result]: ...  # fmt: skip
+
+    @overload
+    def transform(self, fn: Callable[[Sample], Result], lazy: bool = True) -> Dataset[Result]: ...
+
+    @overload
+    def transform(self, fn: Callable[..., Result], lazy: bool = True) -> Dataset[Result]: ...
+
+    def transform(self, fn: Callable[..., Any], lazy: bool = True) -> Dataset[Any]:
         """Return a data set of ``fn(*sample)``; a sample that is not a tuple is the only argument.
 
         Args:
@@ -81,20 +121,37 @@ class Dataset:
             lazy: call the function each time a sample is read. If False, call it now, once per sample, so that random
                 transforms are drawn only once.
         """
-        dataset = _TransformedDataset(self, fn)
+        dataset: Dataset[Any] = _TransformedDataset(self, fn)
         return dataset if lazy else SimpleDataset(list(dataset))
 
-    def transform_first(self, fn: Callable[[Any], Any], lazy: bool = True) -> Dataset:
+    @overload
+    def transform_first(
+        self: Dataset[tuple[First, *Rest]], fn: Callable[[First], Result], lazy: bool = True
+    ) -> Dataset[tuple[Result, *Rest]]: ...
+
+    @overload
+    def transform_first(self, fn: Callable[[Sample], Result], lazy: bool = True) -> Dataset[Result]: ...
+
+    @overload
+    def transform_first(self, fn: Callable[[Any], Any], lazy: bool = True) -> Dataset[object]: ...
+
+    def transform_first(self, fn: Callable[[Any], Any], lazy: bool = True) -> Dataset[Any]:
         """Transform only the first part of each sample (or a sample that is not a tuple); see :meth:`transform`."""
         return self.transform(_FirstTransform(fn), lazy)
 
 
-class SimpleDataset(Dataset):
+class SimpleDataset(Dataset[Sample]):
     """A list, an array, or another object with a length and numbered elements.
 
     Args:
         data: the samples.
     """
+
+    @overload
+    def __init__(self: SimpleDataset[Numbers], data: Numbers) -> None: ...
+
+    @overload
+    def __init__(self, data: _Column[Sample]) -> None: ...
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -102,11 +159,11 @@ class SimpleDataset(Dataset):
     def __len__(self) -> int:
         return len(self._data)
 
-    def __getitem__(self, idx: Any) -> Any:
-        return self._data[idx]
+    def __getitem__(self, idx: Any) -> Sample:
+        return cast("Sample", self._data[idx])
 
 
-class ArrayDataset(Dataset):
+class ArrayDataset(Dataset[Sample]):
     """Arrays or data sets of the same length; a sample is a tuple with one element from each.
 
     Args:
@@ -117,6 +174,39 @@ class ArrayDataset(Dataset):
         ValueError: there are no arrays, their lengths differ, or a table has missing values.
         TypeError: a column of a table is not numeric.
     """
+
+    if TYPE_CHECKING:  # NumPy types an element of an array as Any
+
+        @overload
+        def __init__(self: ArrayDataset[Numbers], first: Numbers, /) -> None: ...
+
+        @overload
+        def __init__(self: ArrayDataset[First], first: _Column[First], /) -> None: ...
+
+        @overload
+        def __init__(self: ArrayDataset[tuple[Numbers, Numbers]], first: Numbers, second: Numbers, /) -> None: ...
+
+        @overload
+        def __init__(
+            self: ArrayDataset[tuple[Numbers, Second]], first: Numbers, second: _Column[Second], /
+        ) -> None: ...
+
+        @overload
+        def __init__(self: ArrayDataset[tuple[First, Numbers]], first: _Column[First], second: Numbers, /) -> None: ...
+
+        @overload
+        def __init__(
+            self: ArrayDataset[tuple[First, Second]], first: _Column[First], second: _Column[Second], /
+        ) -> None: ...
+
+        @overload
+        def __init__(
+            self: ArrayDataset[tuple[First, Second, Third]], first: _Column[First], second: _Column[Second],
+            third: _Column[Third], /,
+        ) -> None: ...  # fmt: skip
+
+        @overload
+        def __init__(self: ArrayDataset[tuple[object, ...]], *args: object) -> None: ...
 
     def __init__(self, *args: Any) -> None:
         if not args:
@@ -133,14 +223,15 @@ class ArrayDataset(Dataset):
         self._length = lengths[0]
         self._data = [arg.asnumpy() if isinstance(arg, NDArray) and arg.ndim == 1 else arg for arg in args]
 
-    def __getitem__(self, idx: Any) -> Any:
-        return self._data[0][idx] if len(self._data) == 1 else tuple([array[idx] for array in self._data])
+    def __getitem__(self, idx: Any) -> Sample:
+        sample = self._data[0][idx] if len(self._data) == 1 else tuple([array[idx] for array in self._data])
+        return cast("Sample", sample)
 
     def __len__(self) -> int:
         return self._length
 
 
-class RecordFileDataset(Dataset):
+class RecordFileDataset(Dataset[Record]):
     """The records of a RecordIO file as bytes; the index has the same name with the suffix ``.idx``.
 
     Args:
@@ -156,14 +247,17 @@ class RecordFileDataset(Dataset):
         self.idx_file = str(Path(filename).with_suffix(".idx"))
         self._record = recordio.MXIndexedRecordIO(self.idx_file, self.filename, "r")
 
-    def __getitem__(self, idx: Any) -> Any:
+    def __getitem__(self, idx: Any) -> Record:
+        return cast("Record", self._read(idx))
+
+    def _read(self, idx: Any) -> bytes:
         return self._record.read_idx(self._record.keys[idx])
 
     def __len__(self) -> int:
         return len(self._record.keys)
 
 
-class _TransformedDataset(Dataset):
+class _TransformedDataset(Dataset[Any]):
     """A data set whose samples pass through a function."""
 
     def __init__(self, data: Any, fn: Callable[..., Any]) -> None:
@@ -194,7 +288,7 @@ class _FirstTransform:
         return (self._fn(x), *args) if args else self._fn(x)
 
 
-class _Subset(Dataset):
+class _Subset(Dataset[Any]):
     """Samples of a data set, selected by number."""
 
     def __init__(self, data: Any, sampler: Sampler) -> None:
@@ -208,7 +302,17 @@ class _Subset(Dataset):
         return self._data[self._indices[idx]]
 
 
-def random_split(dataset: Any, lengths: Sequence[float], seed: int | None = None) -> list[Dataset]:
+@overload
+def random_split(dataset: Numbers, lengths: Sequence[float], seed: int | None = None) -> list[Dataset[Numbers]]: ...
+
+
+@overload
+def random_split(
+    dataset: _Column[Sample], lengths: Sequence[float], seed: int | None = None
+) -> list[Dataset[Sample]]: ...  # fmt: skip
+
+
+def random_split(dataset: Any, lengths: Sequence[float], seed: int | None = None) -> list[Dataset[Any]]:
     """Split a data set into disjoint random parts, such as a training and a validation set.
 
     Args:

@@ -6,7 +6,7 @@ import itertools
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from flowmx.data import rng
 from flowmx.data.batch_order import check_state
@@ -30,6 +30,15 @@ else:
     Batch = TypeVar("Batch")
 
 __all__ = ["DataLoader"]
+
+Sample = TypeVar("Sample")
+Sample_co = TypeVar("Sample_co", covariant=True)
+
+
+class _Samples(Protocol[Sample_co]):
+    """A data set, a list, or an array."""
+
+    def __getitem__(self, idx: int, /) -> Sample_co: ...
 
 
 class DataLoader(Generic[Batch]):
@@ -77,13 +86,13 @@ class DataLoader(Generic[Batch]):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: _Samples[Sample],
         batch_size: int | None = None,
         shuffle: bool = False,
         sampler: Any = None,
         last_batch: str | None = None,
         batch_sampler: Any = None,
-        batchify_fn: Callable[[list[Any]], Batch] | None = None,
+        batchify_fn: Callable[[list[Sample]], Batch] | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
         pin_device_id: int = 0,
@@ -103,9 +112,9 @@ class DataLoader(Generic[Batch]):
                 f"DataLoader: the dataset is a {type(dataset).__name__}, expected an object with a length and an "
                 "index: a list, an array, or a Dataset such as gluon.data.ArrayDataset(x, y)"
             )
-        self._dataset = dataset
+        self._dataset = cast("Any", dataset)
         if batch_sampler is None:
-            order = sampler if sampler is not None else _sampler(len(dataset), shuffle, num_parts, part_index)
+            order = sampler if sampler is not None else _sampler(len(self._dataset), shuffle, num_parts, part_index)
             batch_sampler = BatchSampler(order, _size(batch_size), last_batch or "keep")
             _expect_none("sampler", sampler, shuffle=shuffle or None, num_parts=num_parts if num_parts > 1 else None)
         else:
@@ -221,7 +230,7 @@ class DataLoader(Generic[Batch]):
 
     # -- the position in an epoch ------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return the position of the latest loop over the loader, as plain data, for a checkpoint.
 
         :meth:`set_state` of a loader with the same arguments restores it: the next loop continues with the next batch

@@ -243,11 +243,11 @@ class BatchSampler(Sampler):
         self._last_batch = last_batch
         self._prev: list[Any] = []
 
-    def __iter__(self) -> Iterator[list[Any]]:
+    def __iter__(self) -> Iterator[list[int]]:
         batch, self._prev = self._prev, []
         return self._batches(batch, iter(self._sampler))
 
-    def _batches(self, batch: list[Any], order: Iterator[Any]) -> Iterator[list[Any]]:
+    def _batches(self, batch: list[int], order: Iterator[int]) -> Iterator[list[int]]:
         for index in order:
             batch.append(index)
             if len(batch) == self._batch_size:

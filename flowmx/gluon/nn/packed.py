@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from flowmx import ndarray as nd
 from flowmx.gluon.hybrid import Layer
@@ -29,7 +29,7 @@ class _Packed(Layer):
 
     def _add_weight(self, rows: int, columns: int, format: str) -> None:
         """Add the weight, whose rows are interleaved."""
-        self.rows, self.columns, self.format = rows, columns, format
+        self.rows, self.columns, self.format = rows, columns, cast("Any", format)
         self.weight = self.params.get(
             "weight", shape=tile_shape(format, rows, columns), dtype="uint8", init="zeros", grad_req="null"
         )

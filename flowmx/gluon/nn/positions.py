@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from flowmx.gluon.base_block import A
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.nn.rotary_scaling import scaling_of
 from flowmx.ops.registry.tensors import Functions, Tensor
@@ -45,6 +46,10 @@ class LearnedPositions(HybridBlock):
 
             init = Normal(0.02)
         self.weight = self.params.get("weight", shape=self._shape, init=init)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: A, positions: A | None = None, /) -> A: ...
 
     def hybrid_forward(self, F: Functions, x: Tensor, positions: Any = None, *, weight: Any) -> Any:
         rows = F.expand_dims(weight, axis=0)
@@ -99,6 +104,10 @@ class RotaryPositions(HybridBlock):
         self.size, self._base, self.interleaved = size, base, interleaved
         self.key = (size, base, interleaved, *sorted((scaling or {}).items()))
         self._scaling = scaling_of(scaling, size, base)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: A, positions: A | None = None, /) -> A: ...
 
     def hybrid_forward(self, F: Functions, x: Tensor, positions: Any = None) -> Any:
         cosine, sine = self.waves(F, x, positions)

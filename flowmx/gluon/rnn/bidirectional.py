@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from flowmx import ndarray as nd
 from flowmx.gluon.rnn import sequences
-from flowmx.gluon.rnn.recurrent_cell import HybridRecurrentCell, RecurrentCell
+from flowmx.gluon.rnn.recurrent_cell import HybridRecurrentCell, RecurrentCell, begins_state, unrolls
 
 __all__ = ["BidirectionalCell"]
 
@@ -27,7 +27,7 @@ class BidirectionalCell(HybridRecurrentCell):
         self.register_child(r_cell, "r_cell")
         self._output_prefix = output_prefix
 
-    def __call__(self, inputs: object, states: object) -> NoReturn:
+    def __call__(self, inputs: object, states: object, /) -> NoReturn:
         """Refuse to compute single steps, because the backward direction needs the merged sequence.
 
         Raises:
@@ -49,11 +49,13 @@ class BidirectionalCell(HybridRecurrentCell):
         """Return the shape and layout of each state of both cells."""
         return [info for cell in self._cells for info in cell.state_info(batch_size)]
 
+    @begins_state
     def begin_state(self, batch_size: int = 0, func: Callable[..., object] = nd.zeros, **kwargs: object) -> list[Any]:
         """Return the initial states of both cells; the arguments are those of ``RecurrentCell.begin_state``."""
         self._check_unmodified()
         return [state for cell in self._cells for state in cell.begin_state(batch_size, func=func, **kwargs)]
 
+    @unrolls
     def unroll(
         self, length: int, inputs: object, begin_state: list[Any] | None = None, layout: str = "NTC",
         merge_outputs: bool | None = None, valid_length: object = None,

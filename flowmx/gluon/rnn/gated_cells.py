@@ -12,7 +12,7 @@ from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.gluon.products import fully_connected
 from flowmx.gluon.rnn import cell_steps, fused_unroll, sequences
 from flowmx.gluon.rnn.cell_steps import StepResult
-from flowmx.gluon.rnn.recurrent_cell import HybridRecurrentCell
+from flowmx.gluon.rnn.recurrent_cell import HybridRecurrentCell, unrolls
 from flowmx.initializer import InitializerLike
 from flowmx.ndarray import NDArray, core
 from flowmx.ops.registry.dtypes import FLOAT32
@@ -64,6 +64,7 @@ class _GatedCell(HybridRecurrentCell):
         """Return the mode of operator ``RNN`` that computes this kind of cell, or None if the operator cannot."""
         raise NotImplementedError
 
+    @unrolls
     def unroll(
         self, length: int, inputs: object, begin_state: list[Any] | None = None, layout: str = "NTC",
         merge_outputs: bool | None = None, valid_length: object = None,

@@ -11,7 +11,7 @@ from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.gluon.rnn import sequences
 from flowmx.gluon.rnn.bidirectional import BidirectionalCell
 from flowmx.gluon.rnn.cell_steps import StepResult
-from flowmx.gluon.rnn.recurrent_cell import HybridRecurrentCell, RecurrentCell
+from flowmx.gluon.rnn.recurrent_cell import HybridRecurrentCell, RecurrentCell, begins_state, unrolls
 from flowmx.ops.registry.tensors import Functions, Tensor, Tensors
 
 __all__ = ["DropoutCell", "ModifierCell", "ResidualCell", "ZoneoutCell"]
@@ -55,6 +55,7 @@ class DropoutCell(HybridRecurrentCell):
             inputs = F.Dropout(inputs, p=self._rate, axes=self._axes, name=f"t{self._counter}_fwd")
         return inputs, states
 
+    @unrolls
     def unroll(
         self, length: int, inputs: Any, begin_state: list[Any] | None = None, layout: str = "NTC",
         merge_outputs: bool | None = None, valid_length: object = None,
@@ -111,6 +112,7 @@ class ModifierCell(HybridRecurrentCell):
         """Return the shape and layout of each state of the inner cell."""
         return self.base_cell.state_info(batch_size)
 
+    @begins_state
     def begin_state(self, batch_size: int = 0, func: Callable[..., object] = nd.zeros, **kwargs: object) -> list[Any]:
         """Return the initial states of the inner cell (arrays by default, where MXNet makes symbols)."""
         self._check_unmodified()
@@ -189,6 +191,7 @@ class ResidualCell(ModifierCell):
         output, states = self.base_cell(inputs, states)
         return F.elemwise_add(output, inputs, name=f"t{self._counter}_fwd"), states
 
+    @unrolls
     def unroll(
         self, length: int, inputs: object, begin_state: list[Any] | None = None, layout: str = "NTC",
         merge_outputs: bool | None = None, valid_length: object = None,

@@ -3,20 +3,80 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, overload
 
 from flowmx import ndarray as nd
-from flowmx.gluon.base_block import Block
+from flowmx.gluon.base_block import A, Block
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.nn import LeakyReLU
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.gluon.rnn import sequences
+from flowmx.ndarray import NDArray
 from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = ["HybridRecurrentCell", "RecurrentCell"]
 
 _FUNCTIONS = ("tanh", "relu", "sigmoid", "softsign")
+
+
+class _BeginState(Protocol):
+    """The method ``begin_state`` of a cell, seen by type checkers."""
+
+    @overload
+    def __call__(self, batch_size: int = 0, *, func: Callable[..., A], **kwargs: Any) -> list[A]: ...
+
+    @overload
+    def __call__(self, batch_size: int, func: Callable[..., A], **kwargs: Any) -> list[A]: ...
+
+    @overload
+    def __call__(self, batch_size: int = 0, **kwargs: Any) -> list[NDArray]: ...
+
+
+class _Unroll(Protocol):
+    """The method ``unroll`` of a cell, seen by type checkers."""
+
+    @overload
+    def __call__(
+        self, length: int, inputs: A | Sequence[A], begin_state: list[A] | None = None, layout: str = "NTC", *,
+        merge_outputs: Literal[True], valid_length: object = None,
+    ) -> tuple[A, list[A]]: ...  # fmt: skip
+
+    @overload
+    def __call__(
+        self, length: int, inputs: A | Sequence[A], begin_state: list[A] | None, layout: str,
+        merge_outputs: Literal[True], valid_length: object = None,
+    ) -> tuple[A, list[A]]: ...  # fmt: skip
+
+    @overload
+    def __call__(
+        self, length: int, inputs: A | Sequence[A], begin_state: list[A] | None = None, layout: str = "NTC",
+        merge_outputs: Literal[False] | None = None, valid_length: None = None,
+    ) -> tuple[list[A], list[A]]: ...  # fmt: skip
+
+    @overload
+    def __call__(
+        self, length: int, inputs: Any, begin_state: list[Any] | None = None, layout: str = "NTC",
+        merge_outputs: bool | None = None, valid_length: object = None,
+    ) -> tuple[Any, list[Any]]: ...  # fmt: skip
+
+
+class _BeginStateMethod(Protocol):
+    def __get__(self, cell: object, owner: type | None = None) -> _BeginState: ...
+
+
+class _UnrollMethod(Protocol):
+    def __get__(self, cell: object, owner: type | None = None) -> _Unroll: ...
+
+
+def begins_state(method: Callable[..., list[Any]]) -> _BeginStateMethod:
+    """Return a method ``begin_state``, with its type."""
+    return cast("_BeginStateMethod", method)
+
+
+def unrolls(method: Callable[..., tuple[Any, list[Any]]]) -> _UnrollMethod:
+    """Return a method ``unroll``, with its type."""
+    return cast("_UnrollMethod", method)
 
 
 class RecurrentCell(Block):
@@ -44,6 +104,7 @@ class RecurrentCell(Block):
         """Return the shape and layout of each state."""
         raise NotImplementedError(f"{type(self).__name__} must define state_info()")
 
+    @begins_state
     def begin_state(self, batch_size: int = 0, func: Callable[..., object] = nd.zeros, **kwargs: object) -> list[Any]:
         """Return the initial states.
 
@@ -69,11 +130,16 @@ class RecurrentCell(Block):
                 "the outer cell instead"
             )
 
+    if TYPE_CHECKING:
+
+        def __call__(self, inputs: A, states: Sequence[A], /) -> tuple[A, list[A]]: ...
+
     def forward(self, inputs: Tensor, states: Any) -> Any:
         """Compute one step: the output and the next states."""
         self._counter += 1
         return super().forward(inputs, states)
 
+    @unrolls
     def unroll(
         self, length: int, inputs: object, begin_state: list[Any] | None = None, layout: str = "NTC",
         merge_outputs: bool | None = None, valid_length: object = None,

@@ -9,7 +9,7 @@ from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.gluon.rnn import sequences
 from flowmx.gluon.rnn.cell_steps import StepResult
-from flowmx.gluon.rnn.recurrent_cell import HybridRecurrentCell, RecurrentCell
+from flowmx.gluon.rnn.recurrent_cell import HybridRecurrentCell, RecurrentCell, begins_state, unrolls
 from flowmx.gluon.utils import indent
 from flowmx.ops.registry.tensors import Functions, Tensor, Tensors
 
@@ -40,6 +40,7 @@ class _CellStack(RecurrentCell):
         """Return the shape and layout of each state of each cell."""
         return [info for cell in self._cells() for info in cell.state_info(batch_size)]
 
+    @begins_state
     def begin_state(self, batch_size: int = 0, func: Callable[..., object] = nd.zeros, **kwargs: object) -> list[Any]:
         """Return the initial states of all cells; the arguments are those of ``RecurrentCell.begin_state``."""
         self._check_unmodified()
@@ -61,6 +62,7 @@ class _CellStack(RecurrentCell):
             next_states += new_states
         return inputs, next_states
 
+    @unrolls
     def unroll(
         self, length: int, inputs: object, begin_state: list[Any] | None = None, layout: str = "NTC",
         merge_outputs: bool | None = None, valid_length: object = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -23,31 +23,48 @@ __all__ = [
 __all__ += SPARSE
 
 
-def _two(name: str, swapped: str) -> Any:
-    def function(lhs: Any, rhs: Any) -> Any:
-        sparse = isinstance(lhs, BaseSparseNDArray) or isinstance(rhs, BaseSparseNDArray)
-        if not sparse:
-            return getattr(binary, name)(lhs, rhs)
-        if isinstance(lhs, BaseSparseNDArray):
-            return getattr(lhs, f"__{swapped}__")(rhs)
-        if isinstance(lhs, NDArray):
-            same = tuple(lhs.dims) == tuple(rhs.dims)
-            return functions.op(("elemwise_" if same else "broadcast_") + _SHORT[name], lhs, rhs)
-        return getattr(rhs, f"__r{swapped}__")(lhs)
-
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"Elementwise {name}, with broadcasting; each side is an array or a number."
-    return function
+def _compute_two(name: str, swapped: str, lhs: Any, rhs: Any) -> NDArray:
+    """Return the result of a function of two arrays or numbers."""
+    sparse = isinstance(lhs, BaseSparseNDArray) or isinstance(rhs, BaseSparseNDArray)
+    result: NDArray
+    if not sparse:
+        result = getattr(binary, name)(lhs, rhs)
+    elif isinstance(lhs, BaseSparseNDArray):
+        result = getattr(lhs, f"__{swapped}__")(rhs)
+    elif isinstance(lhs, NDArray):
+        same = tuple(lhs.dims) == tuple(rhs.dims)
+        result = functions.op(("elemwise_" if same else "broadcast_") + _SHORT[name], lhs, rhs)
+    else:
+        result = getattr(rhs, f"__r{swapped}__")(lhs)
+    return result
 
 
 _SHORT = {"add": "add", "subtract": "sub", "multiply": "mul", "divide": "div"}
-add, subtract = _two("add", "add"), _two("subtract", "sub")
-multiply, divide = _two("multiply", "mul"), _two("divide", "truediv")
+
+
+def add(lhs: NDArray | float, rhs: NDArray | float) -> NDArray:
+    """Elementwise add, with broadcasting; each side is an array or a number."""
+    return _compute_two("add", "add", lhs, rhs)
+
+
+def subtract(lhs: NDArray | float, rhs: NDArray | float) -> NDArray:
+    """Elementwise subtract, with broadcasting; each side is an array or a number."""
+    return _compute_two("subtract", "sub", lhs, rhs)
+
+
+def multiply(lhs: NDArray | float, rhs: NDArray | float) -> NDArray:
+    """Elementwise multiply, with broadcasting; each side is an array or a number."""
+    return _compute_two("multiply", "mul", lhs, rhs)
+
+
+def divide(lhs: NDArray | float, rhs: NDArray | float) -> NDArray:
+    """Elementwise divide, with broadcasting; each side is an array or a number."""
+    return _compute_two("divide", "truediv", lhs, rhs)
 
 
 def retain(
     data: object = None, indices: object = None, out: object = None, name: object = None, **kwargs: object
-) -> Any:
+) -> RowSparseNDArray:
     """Select rows of a row_sparse array by number, as a row_sparse array.
 
     Args:
@@ -59,12 +76,13 @@ def retain(
     """
     if kwargs:
         raise ParameterError(f"retain: unknown parameter {next(iter(kwargs))!r}, expected data and indices")
-    return functions.op("_sparse_retain", data, indices, **({} if out is None else {"out": out}))
+    rows: RowSparseNDArray = functions.op("_sparse_retain", data, indices, **({} if out is None else {"out": out}))
+    return rows
 
 
-def distinct_rows(array: NDArray, row_id: Any) -> Any:
+def distinct_rows(array: NDArray, row_id: Any) -> RowSparseNDArray:
     """Select the rows of a row_sparse array whose numbers ``row_id`` (any shape) contains, each once, in order."""
-    rows = allocated("row_sparse", array.storage.device, array.shape, array.element_type)
+    rows = cast("RowSparseNDArray", allocated("row_sparse", array.storage.device, array.shape, array.element_type))
     ids = row_id.as_in_context(array.context)
     calls.compute(array.storage.device, "retain", _distinct, (array, ids), rows)
     return rows
@@ -74,9 +92,9 @@ def _distinct(content: Any, row_id: Any) -> Rows:
     return retain_rows(None, content, distinct(row_id))
 
 
-def with_all_rows(array: NDArray) -> Any:
+def with_all_rows(array: NDArray) -> RowSparseNDArray:
     """Create a row_sparse array with all rows of a dense one. It takes over the memory, which nothing else may use."""
-    rows = allocated("row_sparse", array.storage.device, array.shape, array.element_type)
+    rows = cast("RowSparseNDArray", allocated("row_sparse", array.storage.device, array.shape, array.element_type))
     calls.compute(
         array.storage.device, "cast_storage", lambda x: Rows(x, np.arange(len(x), dtype=INDEX)), (array,), rows
     )

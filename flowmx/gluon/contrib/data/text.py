@@ -16,6 +16,7 @@ from flowmx.download import data_dir, fetch, repository
 from flowmx.errors import ArgumentError
 from flowmx.gluon.data.dataset import Dataset
 from flowmx.late_binding import late
+from flowmx.ndarray import NDArray
 
 if TYPE_CHECKING:
     from flowmx.contrib.text.vocab import Vocabulary
@@ -26,7 +27,7 @@ END_OF_SENTENCE = "<eos>"
 _FILES = {"train": "wiki.train.tokens", "validation": "wiki.valid.tokens", "test": "wiki.test.tokens"}
 
 
-class _WikiText(Dataset):
+class _WikiText(Dataset[tuple[NDArray, NDArray]]):
     """Sequences of words; the label of each is the same sequence shifted by one word.
 
     A sample is (data, label), two int32 arrays of shape (seq_len,).
@@ -78,7 +79,7 @@ class _WikiText(Dataset):
         """The number of occurrences of each word."""
         return self._counter
 
-    def __getitem__(self, idx: object) -> Any:
+    def __getitem__(self, idx: Any) -> tuple[NDArray, NDArray]:
         return self._data[idx], self._label[idx]
 
     def __len__(self) -> int:

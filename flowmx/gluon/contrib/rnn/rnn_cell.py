@@ -9,6 +9,7 @@ from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.gluon.rnn import BidirectionalCell, HybridRecurrentCell, RecurrentCell, cell_steps, sequences
 from flowmx.gluon.rnn.cell_steps import StepResult
 from flowmx.gluon.rnn.modifiers import _StatefulModifier, unmodified
+from flowmx.gluon.rnn.recurrent_cell import unrolls
 from flowmx.initializer import InitializerLike
 from flowmx.ops.registry.tensors import Functions, Tensor, Tensors
 
@@ -91,6 +92,7 @@ class VariationalDropoutCell(_StatefulModifier):
         self._initialize_output_mask(F, output)
         return (output * masks["outputs"] if "outputs" in masks else output), next_states
 
+    @unrolls
     def unroll(
         self, length: int, inputs: Any, begin_state: list[Any] | None = None, layout: str = "NTC",
         merge_outputs: bool | None = None, valid_length: object = None,

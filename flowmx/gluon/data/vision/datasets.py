@@ -7,7 +7,7 @@ import tarfile
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from flowmx import ndarray as nd
 from flowmx.data import image_lists
 from flowmx.data.idx import read_mnist
 from flowmx.download import data_dir, fetch, repository
-from flowmx.gluon.data.dataset import Dataset, RecordFileDataset
+from flowmx.gluon.data.dataset import Dataset, Numbers, RecordFileDataset
 from flowmx.ndarray import NDArray
 from flowmx.semantics import semantics, with_semantics
 
@@ -29,13 +29,14 @@ Root = Folder | None
 Transform = Callable[[Any, Any], Any] | None
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")
+Label = TypeVar("Label")
 
 
 def _apply_transform(transform: Transform, *sample: object) -> Any:
     return sample if transform is None else transform(*sample)
 
 
-class _FromFiles(Dataset):
+class _FromFiles(Dataset[tuple[NDArray, Numbers]]):
     """Images and labels in memory, from files in a folder.
 
     Args:
@@ -61,8 +62,9 @@ class _FromFiles(Dataset):
         self._data = with_semantics(nd.array(images, dtype=images.dtype))
         self._label = with_semantics(nd.array(labels, dtype=labels.dtype)) if semantics.get().array else labels
 
-    def __getitem__(self, idx: object) -> Any:
-        return _apply_transform(self._transform, self._data[idx], self._label[idx])
+    def __getitem__(self, idx: Any) -> tuple[NDArray, Numbers]:
+        sample: tuple[NDArray, Numbers] = _apply_transform(self._transform, self._data[idx], self._label[idx])
+        return sample
 
     def __len__(self) -> int:
         return len(self._label)
@@ -209,7 +211,7 @@ class CIFAR100(CIFAR10):
         return int(self._fine_label)
 
 
-class ImageRecordDataset(RecordFileDataset):
+class ImageRecordDataset(RecordFileDataset[tuple[NDArray, Numbers]]):
     """Images and labels from a RecordIO file.
 
     Args:
@@ -226,33 +228,37 @@ class ImageRecordDataset(RecordFileDataset):
         self._flag = flag
         self._transform = transform
 
-    def __getitem__(self, idx: object) -> Any:
-        header, raw = recordio.unpack(super().__getitem__(idx))
-        return _apply_transform(self._transform, image.imdecode(raw, self._flag), header.label)
+    def __getitem__(self, idx: Any) -> tuple[NDArray, Numbers]:
+        header, raw = recordio.unpack(self._read(idx))
+        sample: tuple[NDArray, Numbers] = _apply_transform(
+            self._transform, image.imdecode(raw, self._flag), header.label
+        )
+        return sample
 
 
-class _ImageFiles(Dataset):
+class _ImageFiles(Dataset[tuple[NDArray, Label]]):
     """Image files with labels.
 
     Attributes:
         items: the file and the label of each sample.
     """
 
-    items: list[tuple[str, Any]]
+    items: list[tuple[str, Label]]
 
     def __init__(self, flag: int, transform: Transform) -> None:
         self._flag = flag
         self._transform = transform
 
-    def __getitem__(self, idx: Any) -> Any:
+    def __getitem__(self, idx: Any) -> tuple[NDArray, Label]:
         name, label = self.items[idx]
-        return _apply_transform(self._transform, image.imread(name, self._flag), label)
+        sample: tuple[NDArray, Label] = _apply_transform(self._transform, image.imread(name, self._flag), label)
+        return sample
 
     def __len__(self) -> int:
         return len(self.items)
 
 
-class ImageFolderDataset(_ImageFiles):
+class ImageFolderDataset(_ImageFiles[int]):
     """Image files in one folder per class: ``root/car/1.jpg``, ``root/bus/2.png``.
 
     Args:
@@ -291,7 +297,7 @@ class ImageFolderDataset(_ImageFiles):
                 )
 
 
-class ImageListDataset(_ImageFiles):
+class ImageListDataset(_ImageFiles[Numbers]):
     """Image files from a list: a .lst file written by ``im2rec``, or a list of labels and names.
 
     Args:

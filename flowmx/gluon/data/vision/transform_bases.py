@@ -9,7 +9,8 @@ import numpy as np
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.engine import State
-from flowmx.gluon.block import Block, HybridBlock
+from flowmx.gluon.block import Block
+from flowmx.gluon.hybrid import Layer
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.tensors import Functions, Tensor
 
@@ -22,7 +23,7 @@ class HostTransform:
         raise NotImplementedError
 
 
-class RandomTransform(HybridBlock):
+class RandomTransform(Layer):
     """Base class of random transforms: :meth:`draw` transforms an array, :meth:`operator` a symbol."""
 
     def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: Any) -> Tensor:

@@ -20,6 +20,7 @@ from flowmx.gluon.block import Block, HybridBlock
 from flowmx.gluon.data.vision.mixing import CutMix, MixUp
 from flowmx.gluon.data.vision.rand_augment import RandAugment
 from flowmx.gluon.data.vision.transform_bases import HostTransform, RandomTransform, as_array, can_run_on_host
+from flowmx.gluon.hybrid import Layer
 from flowmx.gluon.nn import HybridSequential, Sequential
 from flowmx.image.augmenters import RandomGrayAug
 from flowmx.image.layouts import expect_channels_last
@@ -137,7 +138,7 @@ class HybridRandomApply(HybridSequential):
 # -- types and scales --------------------------------------------------------------------------------------
 
 
-class Cast(HostTransform, HybridBlock):
+class Cast(HostTransform, Layer):
     """Convert to another element type.
 
     Args:
@@ -155,7 +156,7 @@ class Cast(HostTransform, HybridBlock):
         return image.astype(as_dtype(self._dtype), order="C")
 
 
-class ToTensor(HostTransform, HybridBlock):
+class ToTensor(HostTransform, Layer):
     """Convert images (H, W, C) with values from 0 to 255 to float32 (C, H, W) with values from 0 to 1."""
 
     def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: Any) -> Tensor:
@@ -170,7 +171,7 @@ class ToTensor(HostTransform, HybridBlock):
         return np.divide(np.moveaxis(image, -1, -3), np.float32(255), out=tensor, casting="unsafe", dtype=np.float32)
 
 
-class Normalize(HostTransform, HybridBlock):
+class Normalize(HostTransform, Layer):
     """``(x - mean) / std`` for each channel of (channels, height, width), or of a batch.
 
     Args:
@@ -294,7 +295,7 @@ class RandomCrop(Block):
         return image.random_crop(x, *self._args)[0]
 
 
-class CropResize(HybridBlock):
+class CropResize(Layer):
     """Crop images, and optionally resize them.
 
     Args:
@@ -337,7 +338,7 @@ class CenterCrop(Block):
         return image.center_crop(x, *self._args)[0]
 
 
-class Resize(HybridBlock):
+class Resize(Layer):
     """Resize images.
 
     Args:

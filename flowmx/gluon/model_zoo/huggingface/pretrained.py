@@ -13,7 +13,7 @@ from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.errors import DataError, MismatchError, ParameterError
 from flowmx.gluon.hybrid import HybridBlock
-from flowmx.gluon.model_zoo.calls import without_nones
+from flowmx.gluon.model_zoo.calls import Pretrained, without_nones
 from flowmx.gluon.model_zoo.gguf.pretrained import from_gguf
 from flowmx.gluon.model_zoo.huggingface.families import FAMILIES, Family, classes
 from flowmx.gluon.model_zoo.huggingface.folder import Arrays, Config, read_arrays, read_config
@@ -37,7 +37,7 @@ def from_pretrained(
 @overload
 def from_pretrained(
     folder: str | os.PathLike[str], model: None = None, ctx: Contexts = None, dtype: Any = None, **options: Any
-) -> Any: ...
+) -> Pretrained: ...
 
 
 def from_pretrained(
@@ -122,7 +122,7 @@ def as_symbol(
     names = set(inputs) - {"token_types"} if names is None else names
     if not set(names) <= inputs.keys() or next(iter(inputs)) not in names:
         raise ParameterError(f"{folder}: the inputs are {', '.join(names)}, expected some of {', '.join(inputs)}")
-    net = from_pretrained(folder)
+    net: Any = from_pretrained(folder)
     variables = {name: sym.var(name, shape=shape) for name, shape in inputs.items() if name in names}
     outputs = net(*without_nones(*(variables.get(name) for name in inputs)))
     symbol = sym.Group(list(outputs)) if isinstance(outputs, tuple) else outputs

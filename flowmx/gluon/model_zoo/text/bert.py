@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Literal, cast, overload
 
 from flowmx.gluon import nn
 from flowmx.gluon.base_block import A
 from flowmx.gluon.hybrid import HybridBlock
-from flowmx.gluon.model_zoo.calls import without_nones
+from flowmx.gluon.model_zoo.calls import Pooled, without_nones
 from flowmx.gluon.nn.positions import first_place
 from flowmx.gluon.nn.transformer import ACTIVATIONS
-from flowmx.ops.registry.tensors import Functions
+from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = ["BERT", "BERTClassifier", "BERTMaskedLM", "BERTTokenClassifier"]
 
 
-class BERT(HybridBlock):
+class BERT(HybridBlock, Generic[Pooled]):
     """The encoder BERT (Devlin et al., BERT: Pre-training of Deep Bidirectional Transformers, NAACL 2019).
 
     ``bert(tokens, token_types, padding)``; the last two are optional:
@@ -54,6 +54,22 @@ class BERT(HybridBlock):
         ((1, 4, 8), (1, 8))
     """
 
+    @overload
+    def __init__(
+        self: BERT[Literal[True]], vocab_size: int = 30522, units: int = 768, num_layers: int = 12, num_heads: int = 12,
+        hidden_units: int | None = None, max_length: int = 512, token_types: int = 2, dropout: float = 0.1,
+        attention_dropout: float = 0.1, activation: str = "gelu", epsilon: float = 1e-12, pooler: Literal[True] = True,
+        **kwargs: Any,
+    ) -> None: ...  # fmt: skip
+
+    @overload
+    def __init__(
+        self: BERT[Literal[False]], vocab_size: int = ..., *, pooler: Literal[False], **options: Any
+    ) -> None: ...
+
+    @overload
+    def __init__(self: BERT[bool], vocab_size: int = ..., *, pooler: bool, **options: Any) -> None: ...
+
     def __init__(
         self, vocab_size: int = 30522, units: int = 768, num_layers: int = 12, num_heads: int = 12,
         hidden_units: int | None = None, max_length: int = 512, token_types: int = 2, dropout: float = 0.1,
@@ -77,7 +93,22 @@ class BERT(HybridBlock):
 
     if TYPE_CHECKING:
 
-        def __call__(self, tokens: A, token_types: A | None = None, padding: A | None = None) -> Any: ...
+        @overload
+        def __call__(
+            self: BERT[Literal[True]], tokens: A, token_types: A | None = None, padding: A | None = None
+        ) -> tuple[A, A]: ...
+
+        @overload
+        def __call__(
+            self: BERT[Literal[False]], tokens: A, token_types: A | None = None, padding: A | None = None
+        ) -> A: ...
+
+        @overload
+        def __call__(
+            self: BERT[bool], tokens: A, token_types: A | None = None, padding: A | None = None
+        ) -> A | tuple[A, A]: ...
+
+        def __call__(self, tokens: Any, token_types: Any = None, padding: Any = None) -> Any: ...
 
     else:
 
@@ -135,7 +166,8 @@ class BERTClassifier(_Head):
             self.output = nn.Dense(classes, in_units=options.get("units", 768))
 
     def hybrid_forward(self, F: Functions, tokens: Any, token_types: Any = None, padding: Any = None) -> Any:
-        return self.output(self.dropout(self.bert(tokens, token_types, padding)[1]))
+        _, pooled = cast("tuple[Tensor, Tensor]", self.bert(tokens, token_types, padding))
+        return self.output(self.dropout(pooled))
 
 
 class BERTTokenClassifier(_Head):
@@ -161,7 +193,7 @@ class BERTTokenClassifier(_Head):
             self.output = nn.Dense(classes, flatten=False, in_units=options.get("units", 768))
 
     def hybrid_forward(self, F: Functions, tokens: Any, token_types: Any = None, padding: Any = None) -> Any:
-        return self.output(self.dropout(self.bert(tokens, token_types, padding)))
+        return self.output(self.dropout(cast("Tensor", self.bert(tokens, token_types, padding))))
 
 
 class BERTMaskedLM(_Head):
@@ -187,5 +219,5 @@ class BERTMaskedLM(_Head):
             )
 
     def hybrid_forward(self, F: Functions, tokens: Any, token_types: Any = None, padding: Any = None) -> Any:
-        x = self.bert(tokens, token_types, padding)
+        x = cast("Tensor", self.bert(tokens, token_types, padding))
         return self.output(self.norm(self.activation(self.transform(x))))

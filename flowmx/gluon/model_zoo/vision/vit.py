@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
 from flowmx.gluon import nn
-from flowmx.gluon.hybrid import HybridBlock
+from flowmx.gluon.base_block import A
+from flowmx.gluon.hybrid import HybridBlock, Layer
+from flowmx.gluon.model_zoo.calls import Unpooled
 from flowmx.gluon.nn.positions import first_place
 from flowmx.initializer import Normal
 from flowmx.ops.registry.tensors import Functions, Tensor
@@ -13,7 +15,7 @@ from flowmx.ops.registry.tensors import Functions, Tensor
 __all__ = ["ViT", "ViTClassifier"]
 
 
-class ViT(HybridBlock):
+class ViT(HybridBlock, Generic[Unpooled]):
     """The Vision Transformer (Dosovitskiy et al., An Image is Worth 16x16 Words, ICLR 2021).
 
     It takes images, (batch, channels, image_size, image_size), and returns the features of each place, (batch, 1 +
@@ -41,6 +43,20 @@ class ViT(HybridBlock):
         ShapeError: the images have another size (when called).
     """
 
+    @overload
+    def __init__(
+        self: ViT[Literal[False]], image_size: int = 224, patch_size: int = 16, channels: int = 3, units: int = 768,
+        num_layers: int = 12, num_heads: int = 12, hidden_units: int | None = None, dropout: float = 0.0,
+        attention_dropout: float = 0.0, activation: str = "gelu", epsilon: float = 1e-12,
+        pooler: Literal[False] = False, **kwargs: Any,
+    ) -> None: ...  # fmt: skip
+
+    @overload
+    def __init__(self: ViT[Literal[True]], image_size: int = ..., *, pooler: Literal[True], **options: Any) -> None: ...
+
+    @overload
+    def __init__(self: ViT[bool], image_size: int = ..., *, pooler: bool, **options: Any) -> None: ...
+
     def __init__(
         self, image_size: int = 224, patch_size: int = 16, channels: int = 3, units: int = 768, num_layers: int = 12,
         num_heads: int = 12, hidden_units: int | None = None, dropout: float = 0.0, attention_dropout: float = 0.0,
@@ -64,6 +80,19 @@ class ViT(HybridBlock):
             if pooler:
                 self.pooler = nn.Dense(units, activation="tanh", in_units=units)
 
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(self: ViT[Literal[False]], x: A, /) -> A: ...
+
+        @overload
+        def __call__(self: ViT[Literal[True]], x: A, /) -> tuple[A, A]: ...
+
+        @overload
+        def __call__(self: ViT[bool], x: A, /) -> A | tuple[A, A]: ...
+
+        def __call__(self, x: Any, /) -> Any: ...
+
     def hybrid_forward(self, F: Functions, x: Tensor, *, token: Any) -> Any:
         patches = F.transpose(F.Reshape(self.patches(x), shape=(0, 0, -3)), axes=(0, 2, 1))
         token = F.broadcast_like(token, F.slice_axis(patches, axis=1, begin=0, end=1))
@@ -71,7 +100,7 @@ class ViT(HybridBlock):
         return x if self.pooler is None else (x, self.pooler(first_place(F, x)))
 
 
-class ViTClassifier(HybridBlock):
+class ViTClassifier(Layer):
     """A Vision Transformer with a layer for classes of images: (batch, classes) of images as for :class:`ViT`.
 
     Args:
