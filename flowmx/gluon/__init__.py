@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Block", "Constant", "DeferredInitializationError", "ExponentialMovingAverage", "HybridBlock", "LRFinder",
     "Operators", "Parameter", "ParameterDict", "SymbolBlock", "Trainer", "averaging", "block", "contrib", "data",
-    "loss", "lora", "model_zoo", "nn", "parameter", "rnn", "trainer", "utils",
+    "lora", "loss", "model_zoo", "nn", "parameter", "rnn", "trainer", "utils",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy_attributes(
