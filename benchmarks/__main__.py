@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import figure7, figure8, onnx_files, sim_scaling, slices, turns
+from benchmarks import figure7, figure8, onnx_files, sim_scaling, slices, text_parity, turns
 from benchmarks import first_calls as firsts
 from benchmarks import gpu as gpus
 from benchmarks import half as halves
@@ -53,6 +53,11 @@ def packed(rounds: int) -> None:
 def generation(rounds: int) -> None:
     """Text generation: tokens per second of SmolLM2-135M, compared with llama.cpp, and the event loop's lag."""
     texts.report(rounds)
+
+
+def parity(rounds: int) -> None:
+    """Greedy tokens of SmolLM2-135M, compared with llama.cpp's."""
+    text_parity.report()
 
 
 def sessions(rounds: int) -> None:
@@ -441,7 +446,7 @@ BENCHMARKS = {
         planning, language, transformer, transformers, hybrid, gluon, small, other_small, small_operators, shapes,
         detection, sparse, attention, first_calls, importing, short_calls,
         kvstore, checkpoints, recordio, images, loader, profiling, serving, hostile, gpu, half, int8, packed,
-        generation, sessions, onnx,
+        generation, parity, sessions, onnx,
         prediction,
     )
 }  # fmt: skip

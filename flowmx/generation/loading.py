@@ -47,8 +47,8 @@ def is_text_model(path: str | Path) -> bool:
 
 def load(
     path: str | Path, name: str | None = None, max_bytes: int = _MAX_BYTES, max_length: int | None = None,
-    dtype: DTypeLike = "float32", template: str | None = None, metrics: Metrics | None = None,
-    adapters: Mapping[str, str | Path] = {}, **options: Any,
+    dtype: DTypeLike = "float32", data_bits: int | None = None, template: str | None = None,
+    metrics: Metrics | None = None, adapters: Mapping[str, str | Path] = {}, **options: Any,
 ) -> Generator:  # fmt: skip
     """Load a generator from a GGUF file, or from a folder of Hugging Face's Transformers.
 
@@ -58,6 +58,8 @@ def load(
         max_bytes: the maximum size of the cache of keys and values in bytes.
         max_length: the maximum number of tokens of a prompt and its text (default: that of the model, or of the cache).
         dtype: the element type of the cache: float32, float16, bfloat16 or int8.
+        data_bits: the number of bits to which data are rounded before they are multiplied by the quantized weights of a
+            GGUF file: 16 (default), which are as exact as float32, or 8, which are faster for prompts and many texts.
         template: the source of the chat template (default: that of the file, if it has one).
         metrics: the registry of metrics.
         adapters: folders of adapters of Hugging Face's PEFT, by the names that requests use.
@@ -72,7 +74,8 @@ def load(
     tokenizer = (
         Tokenizer.from_gguf(gguf.load(path).metadata) if path.suffix == ".gguf" else Tokenizer.from_json(path)
     )  # fmt: skip
-    net = from_pretrained(path)
+    more: dict[str, Any] = {} if data_bits is None else {"data_bits": data_bits}
+    net = from_pretrained(path, **more)
     probe = PagedDecoder(net, 1, _PAGE, dtype)
     decoder = PagedDecoder(net, max(1, pages_within(max_bytes, probe.nbytes // 2) - 1), _PAGE, dtype)
     source = tokenizer.chat_template if template is None else template

@@ -111,7 +111,8 @@ def _model(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Pred
         parser.error(f"{options.model} is a language model: --shape and --image do not apply")
     return generation.load(
         options.model, name=options.name if options.name != _DEFAULT_NAME else None, max_bytes=options.cache_mib << 20,
-        max_length=options.max_length, max_requests=options.max_queue or _MAX_REQUESTS, adapters=dict(options.adapter),
+        max_length=options.max_length, data_bits=options.data_bits, max_requests=options.max_queue or _MAX_REQUESTS,
+        adapters=dict(options.adapter),
     )  # fmt: skip
 
 
@@ -257,6 +258,10 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
         "--adapter", action="append", type=_adapter, default=[], metavar="NAME=FOLDER",
         help="a low-rank adapter of a language model, in a folder of Hugging Face's PEFT; requests name it as the "
         "model MODEL:NAME; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--data-bits", type=int, choices=(8, 16),
+        help="bits to which data are rounded before products with the weights of a GGUF file (default: 16)",
     )  # fmt: skip
 
 

@@ -30,6 +30,8 @@ TILE = 16
 """The rows of a tile."""
 GROUP = 32
 """The codes of a group."""
+STEPS = {8: 127, 16: 127 << 8}
+"""The number of steps of the largest value of a block of data, by the bits to which data are rounded."""
 
 
 class Layout(NamedTuple):

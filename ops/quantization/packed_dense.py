@@ -1,7 +1,8 @@
 """Products with quantized weights, and rows of quantized tables; the weights are in one of the formats of GGUF files.
 
 The forwards dequantize the weight and multiply in float32. If the weight is interleaved, and its format is one of
-integers, data are rounded to 8 bits first, so that kernels (``kernels/llvm/packed_dense.py``) can multiply integers.
+integers, data are rounded to 8 or 16 bits first, so that kernels (``kernels/llvm/packed_dense.py``) can multiply
+integers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from flowmx.errors import AutogradError, ParameterError, TypeInferenceError
 from flowmx.ops.arrays.indexing import positions
 from flowmx.ops.nn.common import expect_rank, expect_shape, needs_gradient, product
 from flowmx.ops.quantization.block_formats import FORMATS, format_named
-from flowmx.ops.quantization.interleaved_weights import GROUP, dequantize_rows, interleave, tile_shape, values_of
+from flowmx.ops.quantization.interleaved_weights import GROUP, STEPS, dequantize_rows, interleave, tile_shape, values_of
 from flowmx.ops.quantization.ranges import UINT8, Inferred, InferredTypes
 from flowmx.ops.registry.dtypes import FLOAT32, DType, is_floating, name_of
 from flowmx.ops.registry.operators import (
@@ -37,17 +38,23 @@ FormatName = Literal["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K
 assert set(FormatName.__args__) == set(FORMATS)  # type: ignore[attr-defined]
 
 
-def rounded(xp: ArrayNamespace, data: Array) -> Array:
-    """Round rows of data, float32 (rows, columns), to 8 bits in blocks of 32 values.
+DataBits = Literal[8, 16]
+_SMALLEST = {8: np.float32(2.0**-120), 16: np.float32(2.0**-112)}
+"""The smallest value that is not rounded to 0, if it is the largest one of a block."""
 
-    The largest absolute value of a block is 127 steps. A block with a NaN or an infinity becomes NaN; one of values
-    below 2**-120 becomes 0.
+
+def rounded(xp: ArrayNamespace, data: Array, bits: DataBits) -> Array:
+    """Round rows of data, float32 (rows, columns), to 8 or 16 bits in blocks of 32 values.
+
+    The largest absolute value of a block is 127 steps, or 32512 of 16 bits. A block with a NaN or an infinity becomes
+    NaN; one of values below 2**-120, or 2**-112, becomes 0.
     """
+    count = np.float32(STEPS[bits])
     blocks = data.reshape(len(data), data.shape[1] // GROUP, GROUP)
     largest = xp.abs(blocks).max(axis=2, keepdims=True)
-    is_normal = (largest >= np.float32(2.0**-120)) & (largest <= np.finfo(np.float32).max)
-    steps = xp.where(is_normal, np.float32(127) / xp.where(is_normal, largest, 1), 0)
-    scales = xp.where(is_normal, largest / np.float32(127), xp.where(largest < 1, np.float32(0), np.float32(np.nan)))
+    is_normal = (largest >= _SMALLEST[bits]) & (largest <= np.finfo(np.float32).max)
+    steps = xp.where(is_normal, count / xp.where(is_normal, largest, 1), 0)
+    scales = xp.where(is_normal, largest / count, xp.where(largest < 1, np.float32(0), np.float32(np.nan)))
     whole = xp.rint(xp.where(is_normal, blocks, 0) * steps)
     return (whole * scales).astype(np.float32).reshape(data.shape)
 
@@ -119,13 +126,17 @@ class InterleaveWeight(Operator, no_gradient=True, precision=Precision.GIVEN):
         outputs[0][...] = interleave(self.format, inputs[0], run.xp)
 
 
+_PARAMETERS = ("format", "interleaved", "num_hidden", "in_units", "data_bits")
+"""The parameters that a product and its gradient share."""
+
+
 @operator("_contrib_packed_dense")
 class PackedDense(_OfBlocks, heavy=True, multiplies=True, precision=Precision.GIVEN, batch_wise=BatchWise.FIRST):
     """Multiply data by a quantized weight: Y = X Wᵀ + b.
 
-    If the weight is interleaved and its format is one of integers, data are rounded to 8 bits, with a scale for each
-    block of 32 values; rows with a NaN or an infinity then have NaN as their result. The weight is constant: it has no
-    gradient.
+    If the weight is interleaved and its format is one of integers, data are rounded to ``data_bits`` bits, with a scale
+    for each block of 32 values; rows with a NaN or an infinity then have NaN as their result. The weight is constant:
+    it has no gradient.
     """
 
     arguments: ClassVar[tuple[str, ...]] = ("data", "weight", "bias")
@@ -138,6 +149,9 @@ class PackedDense(_OfBlocks, heavy=True, multiplies=True, precision=Precision.GI
     num_hidden: int = required("Number of rows of the weight.", low=1)
     in_units: int = required("Number of values of a row of the weight.", low=1)
     no_bias: bool = option(True, "Leave the bias out.")
+    data_bits: DataBits = option(
+        16, "The number of bits to which data are rounded: 16 are as exact as float32, 8 are faster for many rows."
+    )
 
     def __post_init__(self) -> None:
         self._check_columns("in_units", self.in_units)
@@ -175,14 +189,14 @@ class PackedDense(_OfBlocks, heavy=True, multiplies=True, precision=Precision.GI
         with np.errstate(all="ignore"):  # infinities become NaN
             matrix = data.reshape(-1, self.in_units).astype(np.float32)
             if self.interleaved and format_named(self.format).bits:
-                matrix = rounded(xp, matrix)
+                matrix = rounded(xp, matrix, self.data_bits)
             result = matrix @ values.T
             if bias:
                 result += bias[0].astype(np.float32)
             outputs[0][...] = result.reshape(outputs[0].shape)
 
     def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
-        parameters = {name: getattr(self, name) for name in ("format", "interleaved", "num_hidden", "in_units")}
+        parameters = {name: getattr(self, name) for name in _PARAMETERS}
         data = F.op("_backward_packed_dense_data", heads[0], inputs[1], **parameters)
         weight = F.op("_backward_packed_dense_weight", inputs[1]) if needs_gradient(inputs, 1) else None
         if self.no_bias:
@@ -197,6 +211,7 @@ class PackedDenseData(_OfBlocks, hidden=True, heavy=True, multiplies=True):
     arguments: ClassVar[tuple[str, ...]] = ("head", "weight")
     num_hidden: int = required("Number of rows of the weight.", low=1)
     in_units: int = required("Number of values of a row of the weight.", low=1)
+    data_bits: DataBits = option(16, "That of the product.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         head = shapes[0]
@@ -217,7 +232,7 @@ class PackedDenseData(_OfBlocks, hidden=True, heavy=True, multiplies=True):
             outputs[0][...] = result.reshape(outputs[0].shape)
 
     def gradient(self, F: Functions, inputs: Tensors, outputs: Tensors, heads: Tensors) -> Gradients:
-        parameters = {name: getattr(self, name) for name in ("format", "interleaved", "num_hidden", "in_units")}
+        parameters = {name: getattr(self, name) for name in _PARAMETERS}
         return [F.op("_contrib_packed_dense", heads[0], inputs[1], **parameters), None]
 
 

@@ -58,12 +58,12 @@ def _compare(op, data, weight, *bias):
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", FORMATS)
-def test_the_kernel_computes_what_the_fallback_does(name, dtype):
+@pytest.mark.parametrize(("name", "bits"), [*((name, 8) for name in FORMATS), *((name, 16) for name in INTEGERS)])
+def test_the_kernel_computes_what_the_fallback_does(name, bits, dtype):
     for rows, units in ((37, 256), (16, 512), (1, 256)):
         weight = interleaved_weights.interleave(name, _weight(name, rows, units))
         for count in ROWS:
-            _compare(_operator(name, rows, units), _data(dtype, count, units), weight)
+            _compare(_operator(name, rows, units, data_bits=bits), _data(dtype, count, units), weight)
     bias = _data(dtype, 37)
     weight = interleaved_weights.interleave(name, _weight(name, 37, 256))
     _compare(_operator(name, 37, 256, no_bias=False), _data(dtype, 9, 256), weight, bias)
@@ -71,15 +71,17 @@ def test_the_kernel_computes_what_the_fallback_does(name, dtype):
 
 @needs_compiler
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
+@pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("name", INTEGERS)
-def test_all_instructions_give_the_same_bits(monkeypatch, name, instructions):
+def test_all_instructions_give_the_same_bits(monkeypatch, name, bits, instructions):
     if not _supported(instructions):
         pytest.skip(f"the processor has no {instructions}")
     weight = interleaved_weights.interleave(name, _weight(name, 40, 512))
     outputs = [np.empty((11, 40), np.float32) for _ in range(2)]
     for out, kind in zip(outputs, ("plain", instructions), strict=True):
         monkeypatch.setattr(packed_dense, "instructions_of", lambda features, kind=kind: kind)
-        assert packed_dense._multiply(_operator(name, 40, 512), [_data("float32", 11, 512), weight], [out])
+        op = _operator(name, 40, 512, data_bits=bits)
+        assert packed_dense._multiply(op, [_data("float32", 11, 512), weight], [out])
     np.testing.assert_array_equal(*outputs)
 
 
@@ -116,25 +118,38 @@ def test_a_row_does_not_depend_on_the_other_rows(name):
 
 
 @needs_compiler
+@pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("name", INTEGERS)
-def test_nan_and_infinity_give_nan_in_their_rows_only(name):
+def test_nan_and_infinity_give_nan_in_their_rows_only(name, bits):
     weight = interleaved_weights.interleave(name, _weight(name, 20, 256))
     data = _data("float32", 6, 256)
     data[0, 3], data[1, 255], data[2, 40] = np.nan, np.inf, -np.inf
     data[3], data[4] = 1e-40, 0
     for compute in (packed_dense._multiply, lambda op, inputs, outputs: op.forward(RUN, inputs, outputs)):
         out = np.empty((6, 20), np.float32)
-        compute(_operator(name, 20, 256), [data, weight], [out])
+        compute(_operator(name, 20, 256, data_bits=bits), [data, weight], [out])
         assert np.isnan(out[:3]).all()
         assert not out[3:5].any()
         assert np.isfinite(out[5]).all()
 
 
-def test_rounding_is_within_half_a_step():
+@pytest.mark.parametrize(("bits", "count"), [(8, 127), (16, 32512)])
+def test_rounding_is_within_half_a_step(bits, count):
     data = _data("float32", 5, 96)
-    steps = np.abs(data.reshape(5, 3, 32)).max(axis=2, keepdims=True) / 127
-    errors = np.abs(rounded(np, data) - data).reshape(5, 3, 32)
-    assert (errors <= steps * 0.501).all()
+    steps = np.abs(data.reshape(5, 3, 32)).max(axis=2, keepdims=True) / count
+    errors = np.abs(rounded(np, data, bits) - data).reshape(5, 3, 32)
+    assert (errors <= steps * 0.502).all()
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_data_of_16_bits_give_the_exact_product(name):
+    weight = _weight(name, 20, 256)
+    data = mx.nd.array(_data("float32", 9, 256))
+    exact = data.asnumpy().astype(np.float64) @ FORMATS[name].dequantize(weight).T
+    tiles = mx.nd.contrib.interleave_weight(mx.nd.array(weight, dtype="uint8"), format=name)
+    parameters = {"format": name, "num_hidden": 20, "in_units": 256, "interleaved": True, "data_bits": 16}
+    out = mx.nd.contrib.packed_dense(data, tiles, **parameters).asnumpy()
+    assert np.abs(out - exact).max() < 1e-4 * np.abs(exact).max()
 
 
 @pytest.mark.parametrize("name", FORMATS)

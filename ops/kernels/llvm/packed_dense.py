@@ -56,9 +56,9 @@ def _product_loop(op: PackedDense, dtype: DType, rows: int, instructions: str) -
     real = float_type_of(dtype)
     if real is None or real.name != "float" or (op.format == "F16" and float_type_of(np.dtype(np.float16)) is None):
         return None
-    kind = Kind(op.format, real, not op.no_bias, instructions)
+    kind = Kind(op.format, real, not op.no_bias, instructions, op.data_bits)
     tiles, groups = -(-op.num_hidden // TILE), -(-op.in_units // GROUP)
-    row_chunk = min(rows, max(8, _NEAR // op.in_units // 8 * 8))
+    row_chunk = min(rows, max(8, _NEAR * 8 // (op.in_units * op.data_bits) // 8 * 8))
     row_chunks = -(-rows // row_chunk)
     tile_chunk = max(1, min(-(-tiles // 16), _TASK // (groups * row_chunk)))
     tile_chunks = -(-tiles // tile_chunk)
@@ -76,7 +76,7 @@ def _rounding_loop(op: PackedDense, dtype: DType, rows: int) -> _Loop | None:
     groups = op.in_units // GROUP
     share = max(1, _BLOCKS // groups)
     head = struct.pack("2q3q", 0, -(-rows // share), rows, share, groups)
-    return _Loop(rounding_program(rounding_of(layout, real)), head, rows * groups >= 4 * _BLOCKS)
+    return _Loop(rounding_program(rounding_of(layout, real, op.data_bits)), head, rows * groups >= 4 * _BLOCKS)
 
 
 def _is_ready(*loops: _Loop | None) -> bool:
@@ -112,7 +112,7 @@ def _multiply(op: PackedDense, inputs: Sequence[Array], outputs: Sequence[Array]
         product.run([outputs[0], weight, *bias, data])
         return True
     blocks, layout = data.size // GROUP, layout_of(op.format)
-    rounded = use_memory(np.empty(data.size, np.int8))
+    rounded = use_memory(np.empty(data.size * op.data_bits // 8, np.int8))
     scales = use_memory(np.empty(blocks, np.float32))
     sums = use_memory(np.empty(blocks * (layout.parts if layout.zero else 1), np.float32))
     rounding.run([rounded, scales, sums, data])

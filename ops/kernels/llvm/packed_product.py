@@ -1,9 +1,11 @@
 """Products of few or many rows of data with interleaved, quantized weights.
 
-A call has two loops. The first one rounds data to 8 bits, in blocks of 32 values with a scale each. The second one
-multiplies: for each tile of 16 outputs and each group of 32 codes it adds up integer products, 4 per instruction and
-lane, and then adds the sum, times both scales, to the outputs in registers. Up to 8 rows of data share the codes in
+A call has two loops. The first one rounds data to 8 or 16 bits, in blocks of 32 values with a scale each. The second
+one multiplies: for each tile of 16 outputs and each group of 32 codes it adds up integer products, 4 per instruction
+and lane, and then adds the sum, times both scales, to the outputs in registers. Up to 8 rows of data share the codes in
 registers, and all rows of a task share a tile in the first-level cache.
+
+Data of 16 bits are two planes of bytes, ``256 * upper + lower``, which are multiplied one after the other.
 
 Weights of floating-point numbers need no rounding: the second loop multiplies data as they are.
 """
@@ -16,7 +18,7 @@ from typing import NamedTuple
 
 from flowmx.ops.kernels.llvm.assembly import BFLOAT, FLOAT, HALF, Code, FloatType, Value
 from flowmx.ops.kernels.llvm.background_compilation import Program
-from flowmx.ops.quantization.interleaved_weights import GROUP, TILE, Layout, layout_of
+from flowmx.ops.quantization.interleaved_weights import GROUP, STEPS, TILE, Layout, layout_of
 
 BLOCKS = (8, 4, 2, 1)
 """The numbers of rows that share the codes in registers, largest first."""
@@ -24,9 +26,9 @@ NUMBERS = {"F32": FLOAT, "F16": HALF, "BF16": BFLOAT}
 """The element types of weights of floating-point numbers, by format."""
 _INT = "<16 x i32>"
 _BYTES = "<64 x i8>"
-_TINY = 0x03800000
-"""The bits of 2**-120: 127 divided by it is not infinite. A block of smaller values
-becomes 0."""
+_TINY = {8: 0x03800000, 16: 0x07800000}
+"""The bits of 2**-120 and 2**-112, by the bits of rounded data: the steps divided by it are not infinite. A block of
+smaller values becomes 0."""
 _INFINITY = 0x7F800000
 _AHEAD = 4096
 """The distance in bytes at which weights are prefetched: the processor itself prefetches only to the end of a page."""
@@ -40,12 +42,14 @@ class Kind(NamedTuple):
         data: the element type of data, bias and output.
         has_bias: whether there is a bias.
         instructions: how integer products are added up; see :func:`instructions_of`.
+        data_bits: the number of bits of rounded data, 8 or 16.
     """
 
     format: str
     data: FloatType
     has_bias: bool
     instructions: str
+    data_bits: int = 16
 
 
 def instructions_of(features: frozenset[str]) -> str:
@@ -307,16 +311,21 @@ class Writer:
     def _add_group(self, group: Group, unit: Value, totals: Sequence[Value]) -> None:
         """Add the products of a group and of rows of data, of which ``unit`` is the first block, to the totals."""
         code, count = self.code, len(totals)
-        data = code.at(self.data, code.times(unit, GROUP), "i8")
+        planes = self._planes(unit)
         scales = code.at(self.scales, unit, "float")
         values = [code.get(total) for total in totals]
         units = [code.spread(code.load_one(scales, code.index(row))) for row in range(count)]
         for part, (vectors, scale) in enumerate(zip(group.vectors, group.scales, strict=True)):
-            sums = [self._first_sums(unit, row, part) for row in range(count)]
-            for place, codes in enumerate(vectors):
-                at = part * len(vectors) + place
-                for row in range(count):
-                    sums[row] = self.dot.add(sums[row], codes, self._four(data, row * GROUP // 4 + at))
+            sums = [Value(_INT, "zeroinitializer")] * count
+            for plane, data in enumerate(planes):
+                if plane:
+                    sums = [code.put(_INT, f"shl {total}, splat (i32 8)") for total in sums]
+                if plane == len(planes) - 1 and self.layout.zero:
+                    sums = [self._centred(total, unit, row, part) for row, total in enumerate(sums)]
+                for place, codes in enumerate(vectors):
+                    at = part * len(vectors) + place
+                    for row in range(count):
+                        sums[row] = self.dot.add(sums[row], codes, self._four(data, row * GROUP // 4 + at))
             for row in range(count):
                 real = code.put(code.vector, f"sitofp {sums[row]} to {code.vector}")
                 values[row] = code.intrinsic("llvm.fma", real, code.binary("fmul", scale, units[row]), values[row])
@@ -328,14 +337,19 @@ class Writer:
         for total, value in zip(totals, values, strict=True):
             code.set(total, value)
 
-    def _first_sums(self, unit: Value, row: int, part: int) -> Value:
-        """Return the integer sums before the first product: the sum of the data, times the negative code of 0."""
-        if not self.layout.zero:
-            return Value(_INT, "zeroinitializer")
+    def _planes(self, unit: Value) -> list[Value]:
+        """Return where the bytes of a block of data are: the upper ones first, if data have 16 bits."""
+        code, first = self.code, self.code.times(unit, GROUP)
+        places = [first, code.plus(first, code.times(self.rows, self.columns))][: self.kind.data_bits // 8]
+        return [code.at(self.data, place, "i8") for place in places]
+
+    def _centred(self, total: Value, unit: Value, row: int, part: int) -> Value:
+        """Return integer sums minus the sum of the data times the code of 0."""
         code, parts = self.code, self.layout.parts
         sums = code.at(self.sums, code.times(unit, parts), "i32")
         place = code.at(sums, code.index(row * parts + part), "i32")
-        return code.spread(code.put("i32", f"load i32, {place}, align 4"))
+        shift = code.spread(code.put("i32", f"load i32, {place}, align 4"))
+        return shift if total.name == "zeroinitializer" else code.put(_INT, f"add {total}, {shift.name}")
 
     def _four(self, data: Value, place: int) -> Value:
         """Return the rounded values, four in each 32-bit lane."""
@@ -350,18 +364,20 @@ class Rounding(NamedTuple):
         data: the element type of data.
         zero: the code of 0 of the weights.
         parts: the number of integer sums of a block.
+        bits: the number of bits of rounded data, 8 or 16.
     """
 
     data: FloatType
     zero: int
     parts: int
+    bits: int = 16
 
 
 class RoundingWriter:
     """Generates the LLVM code that rounds data; its arrays are rounded data, scales, sums, and data.
 
     Rows that are multiplied together are interleaved: their blocks of the same columns follow each other.
-    The sums are those of the data, if weights have minimums; or integers for :meth:`Writer._first_sums`.
+    The sums are those of the data if weights have minimums. Otherwise they are integers, the shifts of :class:`Writer`.
     """
 
     def __init__(self, kind: Rounding, features: frozenset[str]) -> None:
@@ -404,20 +420,34 @@ class RoundingWriter:
             for each in values
         ]
         largest = code.call("llvm.vector.reduce.umax.v16i32", "i32", code.call("llvm.umax.v16i32", _INT, *bits))
-        is_tiny = code.put("i1", f"icmp ult {largest}, {_TINY}")
+        is_tiny = code.put("i1", f"icmp ult {largest}, {_TINY[self.kind.bits]}")
         is_finite = code.put("i1", f"icmp ult {largest}, {_INFINITY}")
         size = code.put("float", f"bitcast {largest} to float")
-        scale = code.put("float", f"fdiv {size}, 1.270000e+02")
-        factor = code.put("float", f"fdiv float 1.270000e+02, {size.name}")
+        steps = f"{STEPS[self.kind.bits]:e}"
+        scale = code.put("float", f"fdiv {size}, {steps}")
+        factor = code.put("float", f"fdiv float {steps}, {size.name}")
         zero, nan = Value("float", "0.000000e+00"), Value("float", "0x7FF8000000000000")
         factor, scale = code.choose(is_tiny, zero, factor), code.choose(is_tiny, zero, scale)
         scale = code.choose(is_finite, scale, nan)
         code.store_one(scale, self.scales, block)
         whole = [self._rounded(each, code.spread(factor), code.spread(is_finite)) for each in values]
+        first = code.times(block, GROUP)
         for at, each in enumerate(whole):
-            place = code.at(self.rounded, code.plus(code.times(block, GROUP), 16 * at), "i8")
-            code.do(f"store {code.put('<16 x i8>', f'trunc {each} to <16 x i8>')}, {place}, align 1")
+            self._store_bytes(each, code.plus(first, 16 * at))
         self._store_sums(whole, block, scale)
+
+    def _store_bytes(self, whole: Value, place: Value) -> None:
+        """Store integers as bytes; those of 16 bits in two planes."""
+        code = self.code
+        values = [whole]
+        if self.kind.bits == 16:
+            near = code.put(_INT, f"add {whole}, splat (i32 128)")
+            upper = code.put(_INT, f"ashr {near}, splat (i32 8)")
+            values = [upper, code.put(_INT, f"sub {whole}, {code.put(_INT, f'shl {upper}, splat (i32 8)').name}")]
+        for each in values:
+            target = code.at(self.rounded, place, "i8")
+            code.do(f"store {code.put('<16 x i8>', f'trunc {each} to <16 x i8>')}, {target}, align 1")
+            place = code.plus(place, code.times(code.times(self.rows, self.groups), GROUP))
 
     def _rounded(self, values: Value, factor: Value, is_finite: Value) -> Value:
         code = self.code
@@ -425,7 +455,7 @@ class RoundingWriter:
         return code.put(_INT, f"fptosi {code.intrinsic('llvm.rint', steps)} to {_INT}")
 
     def _store_sums(self, whole: Sequence[Value], block: Value, scale: Value) -> None:
-        code, (_, zero, parts) = self.code, self.kind
+        code, zero, parts = self.code, self.kind.zero, self.kind.parts
         lanes = list(whole) if parts == 2 else [code.put(_INT, f"add {whole[0]}, {whole[1].name}")]
         for part, each in enumerate(lanes):
             total = code.call("llvm.vector.reduce.add.v16i32", "i32", each)
@@ -458,6 +488,6 @@ def rounding_program(kind: Rounding) -> Program:
     return Program(partial(_write_rounding, kind), is_optimized=True)
 
 
-def rounding_of(layout: Layout, data: FloatType) -> Rounding:
-    """Return the rounding of data for weights of a layout."""
-    return Rounding(data, layout.zero, layout.parts if layout.zero else 1)
+def rounding_of(layout: Layout, data: FloatType, bits: int) -> Rounding:
+    """Return the rounding of data to 8 or 16 bits for weights of a layout."""
+    return Rounding(data, layout.zero, layout.parts if layout.zero else 1, bits)

@@ -32,13 +32,17 @@ _KINDS = {"weight": "weight", "gamma": "weight", "bias": "bias", "beta": "bias"}
 """The ends of the names of tensors, by the names of parameters."""
 
 
-def from_gguf(path: str | os.PathLike[str], ctx: Contexts = None, dtype: Any = None, **options: Any) -> HybridBlock:
+def from_gguf(
+    path: str | os.PathLike[str], ctx: Contexts = None, dtype: Any = None, data_bits: int = 16, **options: Any
+) -> HybridBlock:  # fmt: skip
     """Return a model with the weights of a GGUF file; see :func:`from_pretrained`.
 
     Args:
         path: the file.
         ctx: the device or devices of the weights.
         dtype: the element type of the weights; by default, matrices stay in the format of the file, and are constants.
+        data_bits: the number of bits to which data are rounded before they are multiplied by quantized weights; see
+            :class:`~flowmx.gluon.nn.PackedDense`.
         **options: arguments of the model in place of those in the file.
 
     Raises:
@@ -61,7 +65,7 @@ def from_gguf(path: str | os.PathLike[str], ctx: Contexts = None, dtype: Any = N
         )
     sizes["vocab_size"] = len(tensors.rows("token_embd.weight").data)
     net = architecture.model(**sizes | options)
-    _Loading(net, architecture, tensors, ctx, dtype).load()
+    _Loading(net, architecture, tensors, ctx, dtype, data_bits).load()
     tensors.check_all_read(architecture.ignored)
     return net
 
@@ -141,9 +145,11 @@ class _Loading:
     """A model whose weights are being set."""
 
     def __init__(
-        self, net: HybridBlock, architecture: Architecture, tensors: _Tensors, ctx: Contexts, dtype: Any
+        self, net: HybridBlock, architecture: Architecture, tensors: _Tensors, ctx: Contexts, dtype: Any,
+        data_bits: int,
     ) -> None:  # fmt: skip
         self._net, self._names, self._tensors, self._ctx, self._dtype = net, architecture.names, tensors, ctx, dtype
+        self._data_bits = data_bits
         self._packed: dict[Parameter, PackedDense | PackedEmbedding] = {}
         """The packed layers by the parameters that they replace."""
 
@@ -218,7 +224,7 @@ class _Loading:
             if isinstance(layer, nn.Embedding):
                 packed = PackedEmbedding(count, columns, rows.format)
             else:
-                packed = PackedDense(count, columns, rows.format, use_bias=layer.bias is not None)
+                packed = PackedDense(count, columns, rows.format, layer.bias is not None, self._data_bits)
         packed.set_rows(rows.data, self._ctx)
         self._packed[parameter] = packed
         setattr(parent, name, packed)
@@ -227,7 +233,10 @@ class _Loading:
         """Replace a layer by one that has the quantized weight of a table."""
         parent, name, _ = self._place(path)
         with parent.name_scope():
-            setattr(parent, name, PackedDense(table.rows, table.columns, table.format, params=table.params))
+            packed = PackedDense(
+                table.rows, table.columns, table.format, data_bits=self._data_bits, params=table.params
+            )
+            setattr(parent, name, packed)
 
     def _place(self, path: str) -> tuple[Any, str, Any]:
         """Return the parent of a layer, the name of the layer there, and the layer."""
