@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from flowmx import symbol as sym
 from flowmx.errors import MXNetError
+from flowmx.ops.registry import operators
 from flowmx.ops.registry.parameters import literal
 from flowmx.serialization import formats, symbol_json
 from flowmx.serialization.symbol_json import GraphJSON
@@ -26,6 +27,8 @@ __all__ = [
     "inputs_of",
     "load_symbol",
     "operators_of",
+    "parameters_of",
+    "unknown_operators",
     "writer_of",
 ]
 
@@ -35,7 +38,9 @@ Shape = tuple[int | None, ...]
 _SUFFIX = "-symbol.json"
 _LABEL = "label"
 _SIZES = (224, 32, 28, 299, 227, 112, 64, 96, 128, 160, 192, 256, 300, 320, 384, 416, 512, 600, 640)
-"""Heights and widths of images that are tried, most usual first."""
+"""Heights and widths of images that are tried first, most usual first."""
+_MAX_SIZE = 256
+"""The largest height and width that is tried after those."""
 _DECLARATIONS = ("model-shapes.json", "signature.json")
 
 
@@ -115,8 +120,17 @@ def inputs_of(symbol: Symbol, graph: GraphJSON, arrays: Mapping[str, Any], folde
 
 def _shapes_of_variables(symbol: Symbol) -> dict[str, Shape]:
     texts = {name: attributes.get("__shape__") for name, attributes in symbol.attr_dict().items()}
-    shapes = {name: literal(str(text)) for name, text in texts.items() if text}
-    return {name: _of_batch(shape) for name, shape in shapes.items() if isinstance(shape, tuple) and len(shape) > 1}
+    shapes = {name: _parsed_shape(text) for name, text in texts.items() if text}
+    return {name: _of_batch(shape) for name, shape in shapes.items() if len(shape) > 1}
+
+
+def _parsed_shape(text: str) -> tuple[int, ...]:
+    """Return the shape that a symbol declares; empty if the text is not a shape."""
+    try:
+        shape = literal(text)
+    except (ValueError, SyntaxError):
+        return ()
+    return shape if isinstance(shape, tuple) and all(isinstance(size, int) for size in shape) else ()
 
 
 def _of_batch(shape: Sequence[int]) -> Shape:
@@ -176,7 +190,7 @@ def _complete(symbol: Symbol, name: str, shape: Shape, arrays: Mapping[str, Any]
     """Return the shape of an image with the first usual size that fits the parameters."""
     if len(shape) != 3 or shape[1:] != (None, None):
         return shape
-    for size in _SIZES:
+    for size in (*_SIZES, *(size for size in range(1, _MAX_SIZE) if size not in _SIZES)):
         if _fits(symbol, {name: (1, shape[0] or 1, size, size)}, arrays):
             return shape[0], size, size
     return shape
@@ -197,16 +211,25 @@ def _fits(symbol: Symbol, shapes: Mapping[str, tuple[int, ...]], arrays: Mapping
     return all(name not in arrays or tuple(arrays[name].shape) == tuple(shape) for name, shape in expected)
 
 
+def unknown_operators(graph: GraphJSON) -> list[str]:
+    """Return the names of operators in a graph that MXNet 1.9.1 does not have."""
+    return sorted(name for name in operators_of(graph) if operators.find(name) is None)
+
+
 def arrays_of(path: Path) -> dict[str, Any]:
-    """Return the arrays of a parameter file by name, without the prefixes of arguments and auxiliary states.
+    """Return the arrays of a file by name, or by number if they have no names.
 
     Raises:
         FileFormatError: the file is damaged.
         OSError: it cannot be read.
     """
     arrays = formats.load(path, keep_sparse=True)
-    named = arrays if isinstance(arrays, Mapping) else {str(at): array for at, array in enumerate(arrays)}
-    return {name.removeprefix("arg:").removeprefix("aux:"): array for name, array in named.items()}
+    return dict(arrays) if isinstance(arrays, Mapping) else {str(at): array for at, array in enumerate(arrays)}
+
+
+def parameters_of(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arrays by the names of a symbol, without the prefixes of arguments and auxiliary states."""
+    return {name.removeprefix("arg:").removeprefix("aux:"): array for name, array in arrays.items()}
 
 
 def load_symbol(path: Path) -> tuple[Symbol, GraphJSON]:

@@ -113,7 +113,8 @@ def _is_list(path: Path, start: bytes) -> bool:
 
 
 def _is_libsvm(path: Path, start: bytes) -> bool:
-    return re.match(rb"[\d.+-]+([ \t]+\d+:[\d.eE+-]+)+[ \t]*\r?\n", start) is not None
+    complete = start if len(start) < _HEAD else start[: start.rfind(b" ")]
+    return re.match(rb"[\d.+-]+([ \t]+\d+:[\d.eE+-]+)+[ \t]*\r?(\n|$)", complete) is not None
 
 
 def _foreign(kind: str, problem: str) -> Callable[[Path], Report]:
@@ -122,6 +123,16 @@ def _foreign(kind: str, problem: str) -> Callable[[Path], Report]:
 
 def _describe_symbol(path: Path) -> Report:
     return models.describe_checkpoint(checkpoint_of(path))
+
+
+def _is_manifest(path: Path, start: bytes) -> bool:
+    return path.name in ("MANIFEST.json", "signature.json") and start.lstrip()[:1] == b"{"
+
+
+def _describe_manifest(path: Path) -> Report:
+    folder = path.parent.parent if path.parent.name == "MAR-INF" else path.parent
+    command = f"flowmx inspect {folder}"
+    return Report(path, f"the {path.stem.lower()} of a model of Multi Model Server", commands=[command])
 
 
 _FILES: tuple[_File, ...] = (
@@ -143,6 +154,7 @@ _FILES: tuple[_File, ...] = (
     _File(_is_idx, data_files.describe_idx),
     _File(_ends(".onnx"), models.describe_onnx),
     _File(_is_pickle, data_files.describe_pickle),
+    _File(_is_manifest, _describe_manifest),
     _File(_is_list, data_files.describe_list),
     _File(_ends(".idx"), data_files.describe_index),
     _File(_is_libsvm, data_files.describe_libsvm),
@@ -247,6 +259,8 @@ def _name_folder(report: Report) -> None:
     """Name a folder of no known layout by its content."""
     if len(report.parts) == 1:
         report.kind = f"a folder with {report.parts[0].kind}"
+        if report.parts[0].problem:
+            report.problem = f"{report.parts[0].path.name} cannot be opened"
     elif report.parts:
         report.kind = f"a folder with {len(report.parts)} artifacts"
     else:

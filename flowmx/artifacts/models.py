@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,8 @@ from flowmx.artifacts.checkpoints import (
     inputs_of,
     load_symbol,
     operators_of,
+    parameters_of,
+    unknown_operators,
     writer_of,
 )
 from flowmx.artifacts.report import Report, bytes_text
@@ -47,6 +50,12 @@ def describe_checkpoint(checkpoint: Checkpoint) -> Report:
         report.kind = "a graph that TVM compiled"
         report.problem = "its operators are machine code in a separate library; the model before compilation opens here"
         return report
+    if foreign := unknown_operators(graph):
+        report.problem = (
+            f"MXNet 1.9.1 does not have the operators {', '.join(foreign)}: a fork of MXNet or a library of operators "
+            "defines them"
+        )
+        return report
     writer = writer_of(graph)
     report.kind = f"a symbol of {writer}"
     report.facts["operators"] = _counts(operators)
@@ -59,7 +68,7 @@ def describe_checkpoint(checkpoint: Checkpoint) -> Report:
         report.kind = f"a checkpoint of {writer}"
         report.facts = {"files": f"{checkpoint.symbol.name}, {checkpoint.params.name}", **report.facts}
         try:
-            arrays = arrays_of(checkpoint.params)
+            arrays = parameters_of(arrays_of(checkpoint.params))
         except (MXNetError, OSError) as error:
             report.problem = str(error)
             return report
@@ -110,15 +119,16 @@ def describe_arrays(path: Path) -> Report:
         return Report(path, "a damaged file of arrays", problem=str(error))
     report = Report(path, "arrays", {"arrays": _sizes(arrays), "names": _names(arrays)})
     architecture = path.name.partition("-")[0].partition(".params")[0]
-    if path.suffix == ".params" and any("." in name or "_" in name for name in arrays):
-        report.kind = "parameters of a Gluon block or a module"
+    if any(name.startswith(("arg:", "aux:")) for name in arrays):
+        report.kind = "parameters of a module or of an exported block"
+        report.missing.append(f"the symbol: there is no file {re.sub('-[0-9]{4}$', '', path.stem)}-symbol.json")
+    elif path.suffix == ".params":
+        report.kind = "parameters of a Gluon block"
         if architecture in vision.MODEL_NAMES:
             report.facts["network"] = architecture
             report.commands.append(f"net = mx.gluon.model_zoo.vision.get_model({architecture!r}, classes=...)")
         else:
-            report.missing.append(
-                "the network: these are its parameters only. Its code, or the -symbol.json of an export"
-            )
+            report.missing.append("the network: the code of the block")
         report.commands.append(f"net.load_parameters({path.name!r})")
     report.commands.append(f"flowmx convert {path} {path.stem}.safetensors")
     return report

@@ -10,6 +10,7 @@ A parameter is a class attribute of its operator; its annotation is the type::
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import types
 import typing
@@ -163,8 +164,12 @@ def _to_str(value: Any) -> str:
     return value
 
 
+_LONG = re.compile(r"(?<=\d)L(?=\s*[,)\]]|\s*$)")
+"""The suffix of an integer of Python 2, outside words."""
+
+
 def literal(text: str) -> Any:
-    """Evaluate a Python literal: numbers, strings and tuples.
+    """Evaluate a Python literal: numbers, strings and tuples. Integers may end with L, as in files of Python 2.
 
     Raises:
         ValueError, SyntaxError: the text is not a literal, or is too long.
@@ -173,7 +178,7 @@ def literal(text: str) -> Any:
         raise ValueError(f"the text has {len(text)} characters, expected at most {_MAX_TEXT}")
     try:
         with _parsing:
-            return ast.literal_eval(text)
+            return ast.literal_eval(_LONG.sub("", text) if "L" in text else text)
     except (MemoryError, RecursionError):
         raise ValueError("the text nests too deeply") from None
 

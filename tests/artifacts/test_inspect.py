@@ -75,7 +75,8 @@ def test_a_symbol_without_parameters_and_parameters_without_a_network_say_what_i
     assert report.kind == "a symbol of MXNet 1.9.1"
     assert report.missing == ["the parameters: there is no file small-0000.params in the folder of small-symbol.json"]
     report = inspect(checkpoint.parent.parent / "other.params")
-    assert report.kind == "parameters of a Gluon block or a module" and "the network" in report.missing[0]
+    assert report.kind == "parameters of a module or of an exported block"
+    assert report.missing == ["the symbol: there is no file other-symbol.json"]
     assert report.facts["arrays"].startswith("4 arrays, 8,227 numbers, float32")
 
 
@@ -288,3 +289,25 @@ def test_a_path_without_anything_is_refused(tmp_path, capsys):
 def test_the_report_is_printed_as_json(checkpoint, capsys):
     assert main(["inspect", str(checkpoint), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["facts"]["inputs"] == "data (3, 28, 28)"
+
+
+def test_small_images_are_found_by_the_parameters(tmp_path):
+    symbol = mx.sym.FullyConnected(mx.sym.Convolution(mx.sym.var("data"), kernel=(3, 3), num_filter=2, name="c"),
+                                   num_hidden=2, name="f")  # fmt: skip
+    arrays = {"c_weight": (2, 3, 3, 3), "c_bias": (2,), "f_weight": (2, 2 * 22 * 22), "f_bias": (2,)}
+    mx.model.save_checkpoint(str(tmp_path / "m"), 0, symbol, {k: mx.nd.zeros(s) for k, s in arrays.items()}, {})
+    assert inspect(tmp_path / "m").facts["inputs"] == "data (3, 24, 24)"
+
+
+def test_operators_of_a_fork_of_mxnet_are_named(checkpoint):
+    file = checkpoint.with_name("small-symbol.json")
+    file.write_text(file.read_text().replace('"Convolution"', '"QConvolution"'))
+    assert inspect(file).problem.startswith("MXNet 1.9.1 does not have the operators QConvolution")
+
+
+@pytest.mark.parametrize("declared", ["(0L, 3L, 24L, 24L)", "(0, 3, 24, 24)", "(0, 3, ", "24", "('a', 'b')"])
+def test_shapes_that_python_2_wrote_are_read(tmp_path, declared):
+    symbol = mx.sym.exp(mx.sym.var("data", attr={"__shape__": declared}))
+    mx.model.save_checkpoint(str(tmp_path / "m"), 0, symbol, {"unused": mx.nd.zeros((1,))}, {})
+    text = "data (3, 24, 24)" if declared.startswith("(0") and declared.endswith(")") else "data"
+    assert inspect(tmp_path / "m").facts["inputs"] == text

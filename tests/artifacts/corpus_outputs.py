@@ -1,0 +1,62 @@
+"""Open artifacts with MXNet or flowmx, and write their content: ``python corpus_outputs.py LIBRARY JOBS TARGET``.
+
+Each line of JOBS is a JSON list: a number, "arrays" or "symbol", the file, the parameters or null, and input shapes.
+TARGET is an .npz file with the arrays, or the outputs of a forward pass, by number; or with the error. Symbols without
+parameters get random ones, the same in both.
+"""
+
+import importlib
+import json
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+
+def parameters(symbol, name, shape, arrays, mx):
+    """Return the parameter of a file, or a random one that depends only on its name."""
+    if name in arrays:
+        return arrays[name].astype("float32")
+    draw = np.random.RandomState(zlib.crc32(name.encode()))
+    if name.endswith(("gamma", "_var")):
+        return mx.nd.array(draw.uniform(0.5, 1.5, shape))
+    scale = 1 / np.sqrt(np.prod(shape[1:])) if len(shape) > 1 else 0.1
+    return mx.nd.array(draw.normal(0, scale, shape))
+
+
+def outputs(mx, file, params, shapes):
+    """Return the outputs of a symbol."""
+    symbol = mx.sym.load(file)
+    arrays = {name.split(":", 1)[-1]: array for name, array in (mx.nd.load(params).items() if params else ())}
+    arguments, _, states = symbol.infer_shape(**{name: tuple(shape) for name, shape in shapes.items()})
+    values = [
+        {name: parameters(symbol, name, shape, arrays, mx) for name, shape in zip(names, sizes)}  # noqa: B905
+        for names, sizes in ((symbol.list_arguments(), arguments), (symbol.list_auxiliary_states(), states))
+    ]
+    executor = symbol.bind(mx.cpu(), values[0], aux_states=values[1], grad_req="null")
+    return executor.forward(is_train=False)
+
+
+def contents(mx, file):
+    """Return the arrays of a file in the order of their names."""
+    arrays = mx.nd.load(file)
+    return [arrays[name] for name in sorted(arrays)] if isinstance(arrays, dict) else arrays
+
+
+def main(library, jobs, target):
+    mx = importlib.import_module(library)
+    results = {}
+    with Path(jobs).open() as lines:
+        for line in lines:
+            number, kind, file, params, shapes = json.loads(line)
+            try:
+                arrays = contents(mx, file) if kind == "arrays" else outputs(mx, file, params, shapes)
+                results.update({f"{number}.{at}": array.asnumpy() for at, array in enumerate(arrays)})
+            except Exception as error:  # a refusal is a result
+                results[f"{number}.error"] = np.array(f"{type(error).__name__}: {error}"[:300])
+    np.savez(target, **results)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
