@@ -1,5 +1,8 @@
 """Text generation with SmolLM2-135M in Q4_1: one stream, a prompt of 512 tokens, 16 streams, and the event loop's lag.
 
+A second table has the time to the first token of prompts that come while 16 streams run, and of the same prompts alone.
+The bar is one step: the longest time between two tokens of a stream.
+
 ``python -m benchmarks generation`` needs the file that ``make models`` fetches. The peer is llama.cpp: ``PEERS`` has
 ``llama.cpp/llama-bench`` and ``llama.cpp/llama-batched-bench``. Both take turns on the same two threads.
 """
@@ -10,13 +13,15 @@ import asyncio
 import json
 import subprocess
 import time
-from statistics import quantiles
+from statistics import median, quantiles
+
+import numpy as np
 
 import flowmx as mx
 from benchmarks.text_models import SMOLLM2
 from benchmarks.turns import PEERS
 
-STREAMS, LENGTH, PROMPT = 16, 64, 512
+STREAMS, LENGTH, PROMPT, ARRIVALS = 16, 64, 512, 80
 Figures = dict[str, float]
 
 
@@ -35,6 +40,8 @@ def report(rounds: int) -> None:
     for name, value in ours.items():
         peer = theirs.get(name)
         print(f"{name:34} {value:10.1f}" + ("" if peer is None else f" {peer:10.1f} {value / peer:6.2f}x"))
+    for name, value in asyncio.run(first_tokens()).items():
+        print(f"{name:50} {value:8.1f}")
 
 
 async def flowmx() -> Figures:
@@ -64,6 +71,53 @@ async def _speed(generator: mx.generation.Generator, prompts: list[list[int]]) -
     start = time.perf_counter()
     await asyncio.gather(*running)
     return len(prompts) * (LENGTH - 1) / (time.perf_counter() - start)
+
+
+async def first_tokens() -> Figures:
+    """Measure the time to the first token under load, and without."""
+    start, rng = time.perf_counter(), np.random.default_rng(0)
+    async with mx.generation.load(SMOLLM2, max_length=2048, dtype="bfloat16", max_sequences=2 * STREAMS) as generator:
+        await generator.warm_up()
+        warming = time.perf_counter() - start
+        alone = {
+            length: min([await _first_token(generator, rng, length) for _ in range(5)]) for length in (16, 64, 160, 250)
+        }
+        gaps: list[float] = []
+        streams = [asyncio.create_task(_stream(generator, [each] * 32, gaps)) for each in range(STREAMS)]
+        await asyncio.sleep(1)
+        gaps.clear()
+        excess = []
+        for length in rng.choice(list(alone), ARRIVALS):
+            await asyncio.sleep(rng.uniform(0, 0.1))
+            excess.append(await _first_token(generator, rng, int(length)) - alone[int(length)])
+        for stream in streams:
+            stream.cancel()
+        await asyncio.wait(streams)
+    figures = {f"first token of {length} tokens alone, ms": 1000 * seconds for length, seconds in alone.items()}
+    return {"load and warm up, s": warming} | figures | {
+        "longer with 16 streams, median, ms": 1000 * median(excess),
+        "longer with 16 streams, p99, ms": 1000 * quantiles(excess, n=100)[98],
+        "a step of the streams, median, ms": 1000 * median(gaps), "the longest step, ms": 1000 * max(gaps),
+    }  # fmt: skip
+
+
+async def _first_token(generator: mx.generation.Generator, rng: np.random.Generator, length: int) -> float:
+    """Return the time to the first token of a new prompt."""
+    prompt = rng.integers(1000, 40000, length).tolist()
+    start = time.perf_counter()
+    await anext(generator(prompt, max_tokens=1, temperature=0))
+    return time.perf_counter() - start
+
+
+async def _stream(generator: mx.generation.Generator, prompt: list[int], gaps: list[float]) -> None:
+    """Generate for ever; record the times between tokens."""
+    while True:
+        latest = None
+        async for _ in generator(prompt, max_tokens=1900, ignore_end=True):
+            now = time.perf_counter()
+            if latest is not None:
+                gaps.append(now - latest)
+            latest = now
 
 
 async def _watch(lags: list[float]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 import weakref
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -26,6 +26,7 @@ from flowmx.generation.sampling import Choice, Floats, Sampler, Sampling
 from flowmx.generation.scheduling import Part, Scheduler, Step, TokenSequence
 from flowmx.generation.schemas import Schema, SchemaCompiler, requested_schema
 from flowmx.generation.step_batch import StepBatch
+from flowmx.generation.step_forms import StepForms
 from flowmx.generation.stopping import StopStrings
 from flowmx.gluon.lora.weights import AdapterWeights
 from flowmx.ndarray import NDArray
@@ -132,7 +133,7 @@ class Generator:
         self._preemptions = 0
         self._adapters = AdapterRegistry(decoder)
         self._compiler: SchemaCompiler | None = None
-        self._compiling = asyncio.Lock()
+        self._compiling, self._pushing = asyncio.Lock(), asyncio.Lock()
         self._is_closed = False
         weakref.finalize(self, flight_report.register(name, self._counts, self._scheduler, self._adapters))
         self._forks = forks.generation()
@@ -283,6 +284,28 @@ class Generator:
         self._wake()
         return await future
 
+    async def warm_up(self) -> None:
+        """Compile the graphs of all steps, whenever no request is running; later steps then take no time for this.
+
+        Await it, or run it in a task: requests may begin meanwhile, and wait for one graph at most. Steps with adapters
+        are not compiled.
+        """
+        forms = getattr(self.decoder, "forms", None)
+        if forms is None:
+            return
+        warm_up: Callable[[StepForms], NDArray] = self.decoder.warm_up  # type: ignore[attr-defined]
+        self._enter_loop()
+        scheduler = self._scheduler
+        most = scheduler.max_sequences + scheduler.prefill_tokens
+        for each in forms(scheduler.max_sequences, most, self.max_length):
+            while self._task is not None and not self._task.done():
+                await asyncio.wait([self._task])
+            if self._is_closed:
+                return
+            async with self._pushing:
+                logits = await asyncio.to_thread(warm_up, each)
+            await logits
+
     async def aclose(self) -> None:
         """End all generations; their readers get an :class:`EngineError`."""
         self._is_closed = True
@@ -381,7 +404,7 @@ class Generator:
             self._fail_all(EngineError("the event loop of the request has ended"))
         if self._task is None or self._task.done() or self._loop is not loop:
             if self._loop is not loop:
-                self._compiling = asyncio.Lock()
+                self._compiling, self._pushing = asyncio.Lock(), asyncio.Lock()
             self._loop, self._wakeup = loop, asyncio.Event()
             self._task = loop.create_task(self._run(), name=f"flowmx-generator-{self.name}")
 
@@ -447,7 +470,7 @@ class Generator:
         try:
             for copy in step.copies:
                 self.decoder.copy_page(*copy)
-            logits = await self.decoder.step(step.batch)
+            logits = await (await self._push(step.batch))
             rows: Floats = logits.asnumpy()
         except Exception as error:  # the model may raise anything; other requests go on
             self._recover(step, error)
@@ -458,6 +481,14 @@ class Generator:
             results = self._choose(step.parts, rows)
         for part, result in zip(step.parts, results, strict=True):
             self._deliver(part, result, version)
+
+    async def _push(self, batch: StepBatch) -> NDArray:
+        """Push a step; one that compiles a graph is pushed on another thread, so that the event loop is not blocked."""
+        is_new = getattr(self.decoder, "is_new", None)
+        async with self._pushing:
+            if is_new is None or not is_new(batch):
+                return self.decoder.step(batch)
+            return await asyncio.to_thread(self.decoder.step, batch)
 
     def _has_constraint(self, part: Part) -> bool:
         request = self._requests.get(part.sequence)

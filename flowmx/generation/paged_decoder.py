@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, cast
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray as HostArray
@@ -14,6 +14,7 @@ from flowmx.devices import Context, current_context
 from flowmx.errors import ArgumentKindError, ParameterError, ShapeError
 from flowmx.generation.adapters import AdapterTable
 from flowmx.generation.step_batch import StepBatch
+from flowmx.generation.step_forms import StepForms, all_forms, forms_of
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.lora.table import masked
 from flowmx.gluon.lora.weights import AdapterWeights, read
@@ -27,8 +28,6 @@ from flowmx.suggestions import did_you_mean
 __all__ = ["PagedDecoder", "PagedModel"]
 
 _DTYPES = ("float32", "float16", "bfloat16", "int8")
-_SMALL = 16
-"""The maximum number of tokens of a step that counts as a small one."""
 
 
 class PagedModel(Protocol):
@@ -74,15 +73,6 @@ class _AdaptedStep(_Step):
             features = net.attend_pages(tokens, pages)
         with masked(F.take(mask, rows)):
             return net.predict(F, F.take(features, rows))
-
-
-class _Forms(NamedTuple):
-    """The shapes of a step's arrays, of which there are few, so that few graphs are compiled."""
-
-    tokens: int
-    sequences: int
-    pages: int
-    rows: int
 
 
 class PagedDecoder:
@@ -141,6 +131,7 @@ class PagedDecoder:
         self._step.hybridize(static_alloc=True)
         self._adapters = AdapterTable(net, self._context, max_adapter_bytes)
         self._adapted: tuple[int, _AdaptedStep] | None = None
+        self._compiled: set[tuple[StepForms, int | None]] = set()
 
     def step(self, batch: StepBatch) -> NDArray:
         """Push a decode step; return the logits (R, vocabulary) of the tokens in ``batch.rows``.
@@ -152,7 +143,12 @@ class PagedDecoder:
             IndexError: a slot, a sequence, a page or a row does not exist.
         """
         self._check(batch)
-        forms = _forms(batch)
+        return self._push(batch)
+
+    def _push(self, batch: StepBatch) -> NDArray:
+        """Push a step whose batch is valid."""
+        forms = forms_of(batch)
+        self._compiled.add(self._key(batch))
         arrays = [nd.array(each, dtype="int32", ctx=self._context) for each in self._padded(batch, forms)]
         if batch.adapters is not None and (batch.adapters >= 0).any():
             padded = np.pad(batch.adapters, (0, forms.tokens - len(batch.adapters)), constant_values=-1)
@@ -163,6 +159,27 @@ class PagedDecoder:
         logits = cast("NDArray", step(*arrays, self._cache))
         count = len(batch.rows)
         return logits if count == forms.rows else logits[:count]
+
+    def is_new(self, batch: StepBatch) -> bool:
+        """Return whether :meth:`step` compiles a graph for the shapes of a batch, which takes about 0.1 seconds."""
+        return self._key(batch) not in self._compiled
+
+    def forms(self, max_sequences: int, max_tokens: int, max_length: int) -> Iterator[StepForms]:
+        """Iterate over the shapes of all batches within limits.
+
+        Args:
+            max_sequences: the maximum number of sequences in a step.
+            max_tokens: the maximum number of tokens in a step.
+            max_length: the maximum number of tokens of a sequence.
+        """
+        pages = -(-max_length // self.page_size)
+        return all_forms(max_sequences, max_tokens, pages)
+
+    def warm_up(self, forms: StepForms) -> NDArray:
+        """Push a step of these shapes without effect, so that later ones are not new."""
+        numbers, tables = np.zeros(forms.tokens, np.int32), np.zeros((forms.sequences, forms.pages), np.int32)
+        slots, rows = np.full_like(numbers, self._spare), np.zeros(forms.rows, np.int32)
+        return self._push(StepBatch(numbers, numbers, slots, numbers, tables, rows))
 
     def add_adapter(self, weights: AdapterWeights) -> int:
         """Push the writing of a low-rank adapter into the network; return its slot, for ``StepBatch.adapters``.
@@ -181,6 +198,16 @@ class PagedDecoder:
     def read_adapter(self, folder: str | os.PathLike[str]) -> AdapterWeights:
         """Read an adapter of the network from a folder of Hugging Face's PEFT: see :func:`flowmx.gluon.lora.read`."""
         return read(self.net, folder)
+
+    @property
+    def _spare(self) -> int:
+        """The first slot of the last page, which no sequence has."""
+        return self.pages * self.page_size
+
+    def _key(self, batch: StepBatch) -> tuple[StepForms, int | None]:
+        """Return the shapes of a batch, and which adapters its graph has."""
+        has_adapters = batch.adapters is not None and bool((batch.adapters >= 0).any())
+        return forms_of(batch), self._adapters.generation if has_adapters else None
 
     def _adapted_step(self) -> _AdaptedStep:
         """Return the step for the present table of adapters."""
@@ -224,11 +251,11 @@ class PagedDecoder:
         for name, value in parameters.items():
             own[name].set_data(value)
 
-    def _padded(self, batch: StepBatch, forms: _Forms) -> list[HostArray[np.int32]]:
+    def _padded(self, batch: StepBatch, forms: StepForms) -> list[HostArray[np.int32]]:
         """Return the arrays of a batch in their forms: padding is written to the last page, which no sequence has."""
         more = forms.tokens - len(batch.tokens)
         tokens, positions = (np.pad(each, (0, more)) for each in (batch.tokens, batch.positions))
-        spare = self.pages * self.page_size + np.arange(more, dtype=np.int32) % self.page_size
+        spare = self._spare + np.arange(more, dtype=np.int32) % self.page_size
         slots = np.concatenate([batch.slots, spare])
         sequences = np.pad(batch.sequences, (0, more), mode="edge")
         tables = np.zeros((forms.sequences, forms.pages), np.int32)
@@ -244,7 +271,7 @@ class PagedDecoder:
             raise ShapeError(f"PagedDecoder: the shapes are {names}, expected (T,) four times, (S, P) and (R,)")
         tables = batch.tables
         limits = {
-            "positions": tables.shape[1] * self.page_size, "slots": self.pages * self.page_size,
+            "positions": tables.shape[1] * self.page_size, "slots": self._spare,
             "sequences": tables.shape[0], "tables": self.pages, "rows": count,
         }  # fmt: skip
         for name, limit in limits.items():
@@ -258,22 +285,3 @@ def _context(net: HybridBlock) -> Context:
     for parameter in net.collect_params().values():
         return parameter.list_ctx()[0]
     return current_context()
-
-
-def _forms(batch: StepBatch) -> _Forms:
-    """Return the shapes of the arrays for a batch: powers of two, and few for steps of few tokens."""
-    tokens = _power(len(batch.tokens))
-    if tokens <= _SMALL:
-        sequences, rows = tokens, 1 if len(batch.rows) <= 1 else tokens
-    else:
-        sequences = _power(max(1, batch.tables.shape[0]), 4)
-        rows = min(tokens, _power(max(1, len(batch.rows)), 4))
-    return _Forms(tokens, max(sequences, batch.tables.shape[0]), _power(max(64, batch.tables.shape[1])), rows)
-
-
-def _power(count: int, base: int = 2) -> int:
-    """Return the smallest power of a base that is at least a count."""
-    power = 1
-    while power < count:
-        power *= base
-    return power

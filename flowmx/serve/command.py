@@ -94,6 +94,8 @@ async def _warm(models: Predictor | Repository | generation.Generator) -> None:
     """Wait until the model is warm; a repository's models report their failures themselves."""
     if isinstance(models, Predictor):
         await asyncio.shield(asyncio.ensure_future(models.ready()))
+    elif isinstance(models, generation.Generator):
+        await models.warm_up()
 
 
 async def _serve_pool(options: argparse.Namespace, argv: Sequence[str]) -> int:

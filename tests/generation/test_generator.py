@@ -428,3 +428,52 @@ def test_a_forked_child_generates_by_itself(net):
 
     wanted = expected(net, PROMPTS[0], 6)
     asyncio.run(main())
+
+
+def test_after_a_warm_up_no_step_compiles():
+    net = network()
+    decoder = PagedDecoder(net, 64, 16)
+    pushed = []
+    step = decoder.step
+    decoder.step = lambda batch: (pushed.append(decoder.is_new(batch)), step(batch))[1]
+
+    async def main():
+        async with Generator(decoder, max_sequences=4, prefill_tokens=20) as generator:
+            warming = asyncio.create_task(generator.warm_up())
+            early = await generator([1, 2, 3], max_tokens=4, temperature=0)
+            await warming
+            pushed.clear()
+            prompts = [[1, 2, 3], list(range(2, 40)), [5], [6] * 9, [7] * 25]
+            late = await asyncio.gather(*(generator(each, max_tokens=4, temperature=0) for each in prompts))
+        assert numbers(late[0].tokens) == numbers(early.tokens)
+
+    asyncio.run(main())
+    assert pushed
+    assert not any(pushed)
+
+
+def test_the_first_token_of_a_prompt_under_load_comes_with_the_second_step_at_the_latest(net):
+    decoder, steps = PagedDecoder(net, 64, 16), []
+    step = decoder.step
+    decoder.step = lambda batch: (steps.append(len(batch.tokens)), step(batch))[1]
+
+    async def main():
+        async with Generator(decoder, max_sequences=24, prefill_tokens=64) as generator:
+            streams = [generator([each], max_tokens=200, temperature=0) for each in range(16)]
+            readers = [asyncio.create_task(_drain(each)) for each in streams]
+            await anext(generator([20], max_tokens=1))
+            for length in (1, 7, 30, 64):
+                for _ in range(3):
+                    before = len(steps)
+                    await anext(generator([*range(2, 50), *range(2, 50)][:length], max_tokens=1, seed=length))
+                    assert len(steps) - before <= 2  # the step that ran when the prompt came, and its own
+                    assert not all(each.done() for each in readers)
+            for reader in readers:
+                reader.cancel()
+
+    asyncio.run(main())
+
+
+async def _drain(generation):
+    async for _ in generation:
+        pass
