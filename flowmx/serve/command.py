@@ -123,7 +123,38 @@ def _predictor(options: argparse.Namespace) -> Predictor:
         Path(options.model), options.handler, _image(options), shape=usage.shapes(options.shape), dtype=options.dtype,
         epoch=options.epoch, max_batch=options.max_batch, max_latency=options.max_latency / 1000,
         max_queue=options.max_queue, lengths=options.lengths, finite=options.finite, name=options.name,
+        **_session_options(options),
     )  # fmt: skip
+
+
+def _session_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of a predictor for a model with states; none for other models."""
+    arguments: dict[str, Any] = {}
+    if options.states:
+        pairs = dict(options.states)
+        arguments["states"] = True if "" in pairs else pairs
+    if options.constant:
+        arguments["constants"] = dict(options.constant)
+    if options.max_sessions is not None:
+        arguments["sessions"] = {"sessions": options.max_sessions}
+    return arguments
+
+
+def _pair(text: str) -> tuple[str, str]:
+    """Parse ``INPUT=OUTPUT``, for argparse's ``type``; an empty text means that the names tell the states."""
+    name, _, output = text.partition("=")
+    if text and not (name and output):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected INPUT=OUTPUT, such as state=stateN")
+    return name, output
+
+
+def _constant(text: str) -> tuple[str, float]:
+    """Parse ``NAME=NUMBER``, for argparse's ``type``."""
+    name, _, number = text.partition("=")
+    try:
+        return name, int(number) if number.lstrip("-").isdecimal() else float(number)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected NAME=NUMBER, such as sr=16000") from None
 
 
 def _image(options: argparse.Namespace) -> dict[str, Any] | None:
@@ -250,6 +281,19 @@ def _add_security(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_sessions(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--states", action="append", nargs="?", const=("", ""), type=_pair, metavar="INPUT=OUTPUT",
+        help="an input of an ONNX file that is a state, and the output with its next value, for sessions; may be "
+        "repeated (without a value: the names of the file tell the states)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--constant", action="append", type=_constant, metavar="NAME=NUMBER",
+        help="an input of an ONNX file that is always this number; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--max-sessions", type=int, help="maximum number of open sessions (default: 16384)")
+
+
 def _add_generation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache-mib", type=int, default=256, metavar="MIB",
@@ -268,6 +312,7 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_inputs(parser: argparse.ArgumentParser) -> None:
+    _add_sessions(parser)
     parser.add_argument("--finite", action="store_true", help="refuse NaN and infinities")
     parser.add_argument(
         "--image", action="store_true",

@@ -15,7 +15,7 @@ from flowmx.serve.predictor import Predictor
 
 __all__ = ["create_predictor"]
 
-_OF_MODELS = ("shape", "dtype", "epoch", "sizes", "lengths", "finite", "image")
+_OF_MODELS = ("shape", "dtype", "epoch", "sizes", "lengths", "finite", "image", "states", "sessions", "constants")
 """Options that handlers have no use for."""
 _MODEL_FILES = ("*-symbol.json", "*.onnx", "config.json")
 

@@ -22,7 +22,7 @@ from flowmx.serve.inputs import Input
 from flowmx.serve.unread_labels import without_computed_labels
 from flowmx.symbol import Symbol
 
-__all__ = ["Source", "load"]
+__all__ = ["Source", "load", "onnx_file"]
 
 _LABEL = "label"
 """Suffix of the names of labels, which predictions do not use."""
@@ -67,7 +67,8 @@ def load(
         ValueError: the inputs, constants or parameters are unknown.
         OSError: a file is missing or cannot be read.
     """
-    if constants and Path(str(model)).suffix != ".onnx":
+    file = onnx_file(model)
+    if constants and file is None:
         raise ValueError(f"constants are {', '.join(constants)}, expected none: they are for ONNX files")
     if isinstance(model, Block):
         return Source(_hybridized(model), _inputs(shape, dtype, ["data"]))
@@ -86,6 +87,17 @@ def load(
     return _of_path(artifact.path, shape, dtype, epoch)
 
 
+def onnx_file(model: object) -> Path | None:
+    """Return the ONNX file that a model is, or the only model of a folder; None for other models."""
+    if not isinstance(model, (str, os.PathLike)):
+        return None
+    path = Path(model)
+    if path.suffix != ".onnx" and path.is_dir() and not huggingface.is_model(path):
+        files = sorted([*path.glob("*-symbol.json"), *path.glob("*.onnx")])
+        path = files[0] if len(files) == 1 else path
+    return path if path.suffix == ".onnx" else None
+
+
 def _of_path(path: Path, shape: object, dtype: object, epoch: int | None) -> Source:
     if path.is_dir():
         if huggingface.is_model(path):
@@ -98,8 +110,6 @@ def _of_path(path: Path, shape: object, dtype: object, epoch: int | None) -> Sou
                 f"{path} must hold one model, a -symbol.json with a .params file, .onnx, or config.json with "
                 f"model.safetensors; found {listing}"
             )
-        if files[0].suffix == ".onnx":
-            return _of_onnx(files[0], shape, dtype)
         path = path / files[0].name.removesuffix("-symbol.json")
     path, epoch = _prefix(path, epoch)
     weights = _weights(path, epoch)

@@ -26,7 +26,7 @@ _OPTIONS_FILE = "model.toml"
 _NUMBER = re.compile("[0-9]+")
 _OPTION_NAMES = (
     "shape", "dtype", "epoch", "max_batch", "sizes", "max_latency", "max_queue", "queue", "lengths", "finite",
-    "handler", "image", "weight",
+    "handler", "image", "weight", "states", "sessions", "constants",
 )  # fmt: skip
 _VERSIONS = "versions"
 _ONLY_VERSION = "1"
@@ -57,9 +57,10 @@ class Repository:
             animals.mar                   an archive of Multi Model Server, with its handler
 
     ``model.toml`` holds arguments of :class:`Predictor` (shape, dtype, epoch, max_batch, sizes, max_latency, max_queue,
-    lengths, finite, image; ``"?"`` marks a variable length); ``handler``, as ``flowmx serve --handler`` takes it;
-    ``weight``, the model's part of the computing time that all models share; and ``versions``, the number of newest
-    versions to serve. Archives may also be in folders of models and versions, with a ``model.toml``.
+    lengths, finite, image, states, sessions, constants; ``"?"`` marks a variable length); ``handler``, as
+    ``flowmx serve --handler`` takes it; ``weight``, the model's part of the computing time that all models share; and
+    ``versions``, the number of newest versions to serve. Archives may also be in folders of models and versions, with a
+    ``model.toml``.
 
     Args:
         folder: the folder of the models.

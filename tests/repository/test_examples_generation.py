@@ -36,3 +36,11 @@ def test_the_reward_rises_while_texts_are_written(capsys):
     rewards = run("generate_while_training", "--steps 60 --updates 20 --length 16")
     assert np.mean(rewards[-4:]) > np.mean(rewards[:4]) + 0.1
     assert "version 20: " in capsys.readouterr().out
+
+
+def test_several_people_type_at_once(capsys):
+    texts = run("char_sessions", "--steps 150 --length 10")
+    assert len(texts) == 5
+    example = importlib.import_module("char_sessions")
+    assert sum(text in example.zen() for text in texts) >= 3, texts
+    assert "22 calls: 'Beautiful is" in capsys.readouterr().out

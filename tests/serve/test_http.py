@@ -54,8 +54,11 @@ class Client:
         self.runner = web.AppRunner(self.application, handler_cancellation=True)
         await self.runner.setup()
         await web.TCPSite(self.runner, "127.0.0.1", 0).start()
-        self.session = ClientSession(f"http://127.0.0.1:{self.runner.addresses[0][1]}")
+        self.connect()
         return self
+
+    def connect(self):
+        self.session = ClientSession(f"http://127.0.0.1:{self.runner.addresses[0][1]}")
 
     async def __aexit__(self, *error):
         await self.session.close()

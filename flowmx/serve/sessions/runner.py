@@ -164,7 +164,8 @@ class SessionRunner:
         self.close_all(f"was closed because {self._runner.name} was stopped", "drained")
         with self._changed:
             threads, self._threads = self._threads, None
-            self._rows.trim([], 0)
+            if not self._table.running:
+                self._rows.trim([], 0)
             self._changed.notify_all()
         self._measure_sessions()
         return threads or []

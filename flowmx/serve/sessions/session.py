@@ -106,11 +106,13 @@ class Session:
             await feeding
         finally:
             feeding.cancel()
-            await asyncio.wait([feeding])
-            if not feeding.cancelled():
-                feeding.exception()
-            for call in calls.clear():
-                self._abandon(call)
+            self._abandon_all(calls)
+            try:
+                await asyncio.wait([feeding])
+            finally:  # even if the reader is cancelled again
+                self._abandon_all(calls)
+                if feeding.done() and not feeding.cancelled():
+                    feeding.exception()  # the reader has got it, or wants no more
 
     async def _feed(self, xs: AsyncIterable[Any] | Iterable[Any], calls: RunAhead[Call]) -> None:
         """Queue a call for each input."""
@@ -178,6 +180,10 @@ class Session:
         except asyncio.CancelledError:
             self._abandon(call)
             raise
+
+    def _abandon_all(self, calls: RunAhead[Call]) -> None:
+        for call in calls.clear():
+            self._abandon(call)
 
     def _abandon(self, call: Call) -> None:
         """Withdraw a call whose result is not read."""

@@ -82,11 +82,11 @@ class SocketCall(NamedTuple):
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             for response in responses.clear():
                 if not isinstance(response.content, bytes):
                     response.content.cancel()
             session.close()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self, session: Session, messages: AsyncIterator[Message], responses: RunAhead[_Response]) -> None:
         """Queue a call for each message."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,13 @@ import numpy as np
 
 from flowmx.gluon import Block
 from flowmx.gluon.rnn import GRU, LSTM, RNN, RecurrentCell
-from flowmx.serve.model_loading import Source, load
+from flowmx.serve.model_loading import Source, load, onnx_file
 from flowmx.serve.sessions.stateful_model import StatefulSource
-from flowmx.serve.sessions.states import State, StateSpec, as_state, read_states
+from flowmx.serve.sessions.states import State, StateLike, StateSpec, as_state, read_states
 
 __all__ = ["States", "load_stateful"]
 
-States = bool | Sequence[State | Sequence[int]] | Mapping[str, "State | Sequence[int] | str"]
+States = bool | Sequence[StateLike] | Mapping[str, "StateLike | str"]
 """The states of a model; see :class:`flowmx.serve.Predictor`."""
 
 _NEXT = ("{}_out", "{}_output", "{}_next", "{}_new", "{}N", "{}n", "next_{}", "new_{}", "out_{}")
@@ -49,14 +48,15 @@ def load_stateful(
         return StatefulSource(
             load(model, shape, dtype, constants=constants), specs, isinstance(model, (RecurrentCell, GRU, LSTM, RNN))
         )
-    if isinstance(model, (str, os.PathLike)) and Path(model).suffix == ".onnx":
-        return _of_onnx(Path(model), states, shape, dtype, constants)
-    if not isinstance(states, Mapping) or not all(isinstance(each, State) and each.output for each in states.values()):
+    file = onnx_file(model)
+    if file is not None:
+        return _of_onnx(file, states, shape, dtype, constants)
+    pairs = {name: as_state(name, each) for name, each in states.items()} if isinstance(states, Mapping) else {}
+    if not pairs or not all(state.output for state in pairs.values()):
         raise TypeError(
             f"states is {states!r}, expected a dict of the symbol's states by the name of their input, such as "
             '{"h": mx.serve.State((128,), output="h_next_output")}'
         )
-    pairs = {name: state for name, state in states.items() if isinstance(state, State)}
     if constants:
         raise ValueError(f"constants are {', '.join(constants)}, expected none: they are for ONNX files")
     return _of_symbol(model, pairs, shape, dtype, params, epoch)
@@ -65,7 +65,7 @@ def load_stateful(
 # -- blocks ------------------------------------------------------------------------------------------------
 
 
-def _of_block(block: Block, states: States) -> Mapping[str, State | Sequence[int]]:
+def _of_block(block: Block, states: States) -> Mapping[str, StateLike]:
     if states is True:
         return _own_states(block)
     if isinstance(states, (bool, str)) or not isinstance(states, (Sequence, Mapping)):
@@ -78,7 +78,7 @@ def _of_block(block: Block, states: States) -> Mapping[str, State | Sequence[int
     return {name: state for name, state in states.items() if not isinstance(state, str)}
 
 
-def _own_states(block: Block) -> dict[str, State | Sequence[int]]:
+def _own_states(block: Block) -> dict[str, StateLike]:
     """Return the states that a recurrent cell or layer describes."""
     describe = getattr(block, "state_info", None)
     if describe is None:
@@ -91,7 +91,7 @@ def _own_states(block: Block) -> dict[str, State | Sequence[int]]:
             f"{type(block).__name__} has the layout {block._layout}, expected layout='NTC': the batch axis of inputs "
             "and outputs is in front"
         )
-    states: dict[str, State | Sequence[int]] = {}
+    states: dict[str, StateLike] = {}
     for place, info in enumerate(describe(1)):
         axis = str(info.get("__layout__", "NC")).index("N")
         shape = tuple(info["shape"])

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from flowmx import forks
 from flowmx.ops.registry.operators import Array
 
-__all__ = ["State", "StateRows", "StateSpec", "as_state", "read_states"]
+__all__ = ["State", "StateLike", "StateRows", "StateSpec", "as_state", "read_states"]
 
 _FIRST = 4
 """The number of rows of the first arrays."""
@@ -37,6 +37,10 @@ class State(NamedTuple):
     axis: int = 0
     initial: Any = 0.0
     output: str | None = None
+
+
+StateLike = State | Sequence[int] | Mapping[str, Any]
+"""A state: its shape alone, or a table of the attributes of :class:`State`."""
 
 
 class StateSpec(NamedTuple):
@@ -70,7 +74,7 @@ class StateSpec(NamedTuple):
         return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype.name}
 
 
-def read_states(states: Mapping[str, State | Sequence[int]]) -> list[StateSpec]:
+def read_states(states: Mapping[str, StateLike]) -> list[StateSpec]:
     """Validate states by name; a shape stands for a float32 state of zeros with the batch axis in front.
 
     Raises:
@@ -81,14 +85,21 @@ def read_states(states: Mapping[str, State | Sequence[int]]) -> list[StateSpec]:
     return [_read_state(name, as_state(name, state)) for name, state in states.items()]
 
 
-def as_state(name: str, state: State | Sequence[int]) -> State:
-    """Return a state, or that of a shape.
+def as_state(name: str, state: StateLike | str) -> State:
+    """Return a state, also that of a shape or of a table of its attributes.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: it is something else.
     """
     if isinstance(state, State):
         return state
+    if isinstance(state, Mapping):
+        unknown = [key for key in state if key not in State._fields]
+        if unknown or "shape" not in state:
+            raise TypeError(
+                f"state {name} has {', '.join(state)}, expected shape and some of {', '.join(State._fields)}"
+            )
+        return State(**{**state, "shape": tuple(state["shape"])})
     if not isinstance(state, (tuple, list)):
         raise TypeError(f"state {name} is {state!r}, expected a shape such as (128,), or mx.serve.State")
     return State(tuple(state))

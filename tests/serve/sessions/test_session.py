@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import threading
 import warnings
 
@@ -10,7 +11,7 @@ import pytest
 
 import flowmx as mx
 from flowmx.comm.metrics import Metrics
-from flowmx.serve import InvalidInput, Overloaded, Predictor, SessionClosed, State, Unavailable
+from flowmx.serve import InvalidInput, Overloaded, Predictor, SessionClosed, State, Unavailable, command
 from tests.waiting import until
 
 XS = np.random.default_rng(5).standard_normal((40, 25, 3)).astype(np.float32)
@@ -52,6 +53,19 @@ async def closed(predictor, session):
     task = asyncio.create_task(session([1, 1]))
     await until(lambda: Sums.batches)
     return task
+
+
+def in_child(function):
+    """Call a function in the child of a fork; return its exit status."""
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            function()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1]
 
 
 def recurrent(cell, xs):
@@ -341,3 +355,42 @@ async def test_sessions_of_several_loops_share_a_predictor():
             assert [(await session([k, 0]))[0] for k in range(10)] == [k * (k + 1) / 2 for k in range(10)]
         await asyncio.to_thread(thread.join)
     assert results == [k * (k + 1) / 2 for k in range(10)]
+
+
+def test_the_command_has_options_for_states(capsys):
+    parse = command._parser().parse_args
+    options = parse(["vad.onnx", "--states", "state=stateN", "--states", "h=hN", "--constant", "sr=16000"])
+    assert command._session_options(options) == {
+        "states": {"state": "stateN", "h": "hN"}, "constants": {"sr": 16000},
+    }  # fmt: skip
+    options = parse(["vad.onnx", "--states", "--max-sessions", "9"])
+    assert command._session_options(options) == {"states": True, "sessions": {"sessions": 9}}
+    for wrong in (["--states", "state"], ["--constant", "sr=high"]):
+        with pytest.raises(SystemExit):
+            parse(["vad.onnx", *wrong])
+    assert "expected INPUT=OUTPUT" in capsys.readouterr().err
+
+
+def test_states_may_be_tables_of_their_attributes():
+    spec = {"shape": [2], "initial": 1, "output": "after_output"}
+    predictor = summing(states={"a": spec, "b": {"shape": []}})
+    assert [each["shape"] for each in predictor.describe()["states"]] == [[2], []]
+    with pytest.raises(TypeError, match="state a has size, expected shape and some of shape, dtype"):
+        summing(states={"a": {"size": 3}})
+
+
+def test_the_child_of_a_fork_has_no_sessions_and_opens_its_own():
+    predictor = summing()
+    session = predictor.session("first")
+
+    async def total(of):
+        return float((await of([1, 1]))[0])
+
+    async def check():
+        with pytest.raises(SessionClosed, match="session 'first' belongs to the process that was forked"):
+            await session([1, 1])
+        assert await total(predictor.session("first")) == 1
+
+    assert asyncio.run(total(session)) == 1
+    assert in_child(lambda: asyncio.run(check())) == 0
+    assert asyncio.run(total(session)) == 2

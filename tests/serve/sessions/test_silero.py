@@ -8,7 +8,7 @@ import pytest
 from benchmarks.silero import CHUNK, STATES, Detector, Runtime, speech
 from benchmarks.text_models import SILERO
 from flowmx.contrib import onnx as mxonnx
-from flowmx.serve import Predictor
+from flowmx.serve import Predictor, Repository
 
 pytestmark = pytest.mark.skipif(not SILERO.exists(), reason=f"{SILERO.name} is missing: make models")
 
@@ -55,3 +55,20 @@ def test_the_names_of_the_file_tell_the_state():
 def test_the_whole_file_opens_as_a_block_whose_rate_is_an_input():
     block = mxonnx.import_to_gluon(SILERO)
     assert list(block._dtypes) == ["input", "state", "sr"]
+
+
+async def test_a_repository_serves_the_file_with_its_states(tmp_path):
+    folder = tmp_path / "vad"
+    folder.mkdir()
+    (folder / "vad.onnx").symlink_to(SILERO)
+    (folder / "model.toml").write_text(
+        'shape = {input = [576]}\nsizes = [1]\nstates = {state = "stateN"}\nconstants = {sr = 16000}\n'
+        "sessions = {sessions = 2}\n"
+    )
+    repository = Repository(tmp_path)
+    await repository.load("vad")
+    predictor = repository.models.find("vad")
+    async with predictor.session() as session:
+        assert (await session(np.zeros(576))).shape == (1,)
+    assert predictor.describe()["sessions"]["sessions"] == 2
+    await repository.close()
