@@ -28,6 +28,8 @@ class Accelerator(Device):
     """
 
     is_asynchronous = True
+    captures = False
+    """Whether launches may be captured as graphs."""
     pool: BlockPool
     compute: StreamActor
 
@@ -52,7 +54,8 @@ class Accelerator(Device):
     def _actor(self, name: str, purpose: str, count: int, has_urgent: bool = False) -> StreamActor:
         streams = [self.stream(f"{purpose} {index}", purpose) for index in range(count)]
         urgent = self.stream(f"{purpose} urgent", purpose, 1) if has_urgent else None
-        return StreamActor(name, streams, urgent, home=repr(self.context))
+        user = self.stream(f"{purpose} of user code", purpose) if has_urgent and self.captures else None
+        return StreamActor(name, streams, urgent, user, home=repr(self.context))
 
     @abstractmethod
     def stream(self, name: str, purpose: str, priority: int = 0) -> Stream:

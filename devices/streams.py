@@ -334,6 +334,7 @@ class StreamActor(BatchActor):
         name: its name in messages and profiles.
         streams: its streams.
         urgent: a separate stream for operations with a priority above 0, if any.
+        user: a separate stream for user code, if any. The device's thread may capture what is launched on the others.
         home: the name of the device; its actors share an event loop.
     """
 
@@ -341,11 +342,19 @@ class StreamActor(BatchActor):
     on_push: Callable[[Operation], None] | None = None
     """Called with each operation when it is pushed, on the pushing thread."""
 
-    def __init__(self, name: str, streams: Sequence[Stream], urgent: Stream | None = None, home: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        streams: Sequence[Stream],
+        urgent: Stream | None = None,
+        user: Stream | None = None,
+        home: str = "",
+    ) -> None:
         super().__init__(name)
         self.home = home or name
         self.streams = tuple(streams)
         self.urgent = urgent
+        self.user = user
         self._first_serial = engine.scheduler.serial  # so that a program gets the same streams in each run
         self._user_threads = _UserThreads(f"user code on {name}", _USER_THREADS)
         self._delayed_launches: set[asyncio.Task[None]] = set()
@@ -361,8 +370,8 @@ class StreamActor(BatchActor):
             engine.use_watch(None, "tokens")
 
     def all_streams(self) -> tuple[Stream, ...]:
-        """Return all streams, including the urgent one."""
-        return self.streams if self.urgent is None else (*self.streams, self.urgent)
+        """Return all streams, including the separate ones."""
+        return (*self.streams, *(stream for stream in (self.urgent, self.user) if stream is not None))
 
     def accept(self, op: Operation) -> None:
         if op.runs_user_code:
@@ -469,7 +478,8 @@ class StreamActor(BatchActor):
         sources, dependencies = _tokens_before(op)
         for token in dependencies:
             token.finish()
-        return self.launch(Launch(op, self.choose(op, dependencies), proceed, ()), sources, dependencies)
+        stream = self.user or self.choose(op, dependencies)
+        return self.launch(Launch(op, stream, proceed, ()), sources, dependencies)
 
     def finish_launch(self, launch: Launch) -> None:
         """Record the token of a launch, even one that failed, and mark its variables and blocks."""

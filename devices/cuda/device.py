@@ -51,6 +51,7 @@ class CudaDevice(Accelerator):
 
     kernels = "gpu"
     reads_are_copies = True
+    captures = True
 
     def __init__(self, context: Context, cp: Any, streams: int | None = None, memory: int | None = None) -> None:
         config = settings.get()

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.devices.cuda.capture import CaptureError
+from flowmx.devices.cuda.memory import capture_state
 from flowmx.devices.generator import Generator
 
 
@@ -25,9 +27,20 @@ class DeviceBits:
 
     def __init__(self, cp: Any, host: np.random.Generator) -> None:
         self._cp = cp
-        self._host = host
+        self._host_bits = host
         self._seed = int(host.bit_generator.seed_seq.generate_state(1, np.uint64)[0] >> np.uint64(1))
         self._device_generator: Any = None
+
+    @property
+    def _host(self) -> np.random.Generator:
+        """NumPy's generator.
+
+        Raises:
+            CaptureError: a graph is being captured: each of its replays would use the same number.
+        """
+        if capture_state.memory is not None:
+            raise CaptureError("a number that is drawn on the host cannot be part of a CUDA graph", None)
+        return self._host_bits
 
     @property
     def _device(self) -> Any:

@@ -13,8 +13,8 @@ import numpy as np
 
 from flowmx.errors import IndexOutOfRange, ShapeError
 from flowmx.ops.arrays.linear import Inferred, InferredTypes, Linear, linear, shape_of
+from flowmx.ops.arrays.scatter import add_at, add_rows
 from flowmx.ops.arrays.shape_arithmetic import axis_of, expect_elements, key_from_template
-from flowmx.ops.math.reduce import widen
 from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import (
     Array,
@@ -56,19 +56,6 @@ def positions(xp: ArrayNamespace, index: Array, length: int, mode: str, name: st
     if index.size and not (index.min() >= 0 and index.max() < length):
         raise IndexOutOfRange(f"{name}: indices from {index.min()} to {index.max()}, expected 0 to {length - 1}")
     return index
-
-
-def add_rows(xp: ArrayNamespace, rows: Array, index: Array, values: Array) -> None:
-    """Add ``values[i]`` to ``rows[index[i]]`` for all i; indices may repeat, and ``rows`` are zeros at first."""
-    if not index.size:
-        return
-    if xp is not np:
-        xp.add.at(rows, index, values)
-        return
-    order = index.argsort(kind="stable")
-    sorted_index = index[order]
-    starts = np.flatnonzero(np.concatenate(([True], sorted_index[1:] != sorted_index[:-1])))
-    rows[sorted_index[starts]] = np.add.reduceat(widen(values)[order], starts, axis=0)
 
 
 class _Indexed(Linear):
@@ -434,7 +421,7 @@ class AdvancedIndex(_Indexed, hidden=True):
 
     def apply_transpose(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
         out[...] = 0
-        run.xp.add.at(out, key_from_template(self.key, others), head)
+        add_at(run.xp, out, key_from_template(self.key, others), head)
 
 
 class _Coordinates(Operator, no_gradient=True):

@@ -9,6 +9,7 @@ import numpy as np
 
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred, Linear, linear, shape_of
+from flowmx.ops.arrays.scatter import add_rows
 from flowmx.ops.registry.dtypes import element
 from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, describe, option, required
 from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
@@ -67,7 +68,7 @@ class Pad(Linear, moves=True, passing=Passing.ALIKE, input_named=True, batch_wis
             # origin: the source of each padded position; sum the gradients of each source.
             origin = np.pad(np.arange(length), pair, mode=self.mode)
             total = run.xp.zeros((length, *head.shape[:axis], *head.shape[axis + 1 :]), head.dtype)
-            run.xp.add.at(total, run.xp.asarray(origin), run.xp.moveaxis(head, axis, 0))
+            add_rows(run.xp, total, run.xp.asarray(origin), run.xp.moveaxis(head, axis, 0))
             head = run.xp.moveaxis(total, 0, axis)
         out[...] = head
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flowmx.ops.arrays.indexing import add_rows, positions
+from flowmx.ops.arrays.indexing import positions
 from flowmx.ops.arrays.linear import Inferred, InferredTypes
+from flowmx.ops.arrays.scatter import add_rows
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import (
     Array,

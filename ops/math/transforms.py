@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 
 from flowmx.errors import ShapeError
-from flowmx.ops.arrays.indexing import add_rows, positions
+from flowmx.ops.arrays.indexing import positions
 from flowmx.ops.arrays.linear import Inferred, InferredTypes, Linear, linear
+from flowmx.ops.arrays.scatter import add_rows
 from flowmx.ops.arrays.shape_arithmetic import length_product
 from flowmx.ops.math.reduce import widen
 from flowmx.ops.nn.common import expect_rank

@@ -14,6 +14,7 @@ import numpy as np
 
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.arrays.linear import Inferred, InferredTypes
+from flowmx.ops.arrays.scatter import add_at
 from flowmx.ops.nn.common import expect_rank
 from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import (
@@ -299,7 +300,8 @@ class BackwardSampleMultinomial(Operator, hidden=True):
         head, data, samples = inputs
         total = run.xp.zeros((data.size // data.shape[-1], data.shape[-1]), data.dtype)
         rows = run.xp.arange(len(total))[:, None]
-        run.xp.add.at(total, (rows, samples.reshape(len(total), -1).astype(run.xp.int64)), head.reshape(len(total), -1))
+        key = rows, samples.reshape(len(total), -1).astype(run.xp.int64)
+        add_at(run.xp, total, key, head.reshape(len(total), -1))
         total = total.reshape(data.shape)
         outputs[0][...] = total / run.xp.where(
             total == 0, 1, data

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flowmx.ops.arrays.indexing import add_rows
+from flowmx.ops.arrays.scatter import add_rows
 from flowmx.ops.registry.operators import Array
 from flowmx.ops.registry.tensors import ArrayNamespace
 

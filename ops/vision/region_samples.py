@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred
+from flowmx.ops.arrays.scatter import add_at
 from flowmx.ops.nn.common import computing_dtype, expect_shape, non_defaults
 from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, describe, operator, option, required
 from flowmx.ops.registry.tensors import ArrayNamespace, Functions, Gradients, Tensors
@@ -367,5 +368,5 @@ class BackwardDeformablePSROIPooling(_BackwardRegionSampling, DeformablePSROIPoo
             cells = slope.reshape(len(regions), -1, *self.grid, self.sample_per_part**2).sum(axis=-1)
             cells = cells * (length * length.dtype.type(self.trans_std))[:, None, None, None]
             into = xp.zeros((len(regions), cells.shape[1], *grads[0].shape[2:]), cells.dtype)
-            xp.add.at(into, (slice(None), slice(None), part[:, None], part), cells)
+            add_at(xp, into, (slice(None), slice(None), part[:, None], part), cells)
             grads[0][regions, offset::2] = into

@@ -17,7 +17,7 @@ from flowmx.devices import Context, block_pool, cuda
 from flowmx.devices.cuda import copies, driver, library, staging
 from flowmx.devices.cuda import memory as lease_memory
 from flowmx.devices.cuda.stream import CudaStream
-from flowmx.devices.streams import HOST
+from flowmx.devices.streams import HOST, current_stream
 from flowmx.engine.runtime import engine
 from flowmx.errors import DeviceError, OutOfMemory
 from flowmx.ops.registry.operators import Run
@@ -436,6 +436,39 @@ def test_a_bound_graph_is_captured_and_replayed(seed):
         assert counted.captures >= 2 and counted.replays >= 2 * 4 and not counted.refused
     for one, other in zip(expected, results, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_user_code_launches_on_a_stream_that_is_never_captured():
+    with graphs() as (gpus, counted):
+        trained(mx.gpu(0), steps=2)
+        streams, captured = [], set(gpus.devices[0].compute.streams)
+        array = mx.nd.zeros((4,), ctx=mx.gpu(0))
+
+        def user_code():
+            streams.append(current_stream())
+            array[:] = 7
+
+        mx.engine.push(user_code, writes=[array], device=mx.gpu(0)).wait()
+        assert (array.asnumpy() == 7).all() and counted.captures
+        assert streams == [gpus.devices[0].compute.user] and not captured & set(streams)
+
+
+IMAGE_OPERATORS = {
+    "flip": lambda x: mx.sym.image.random_flip_left_right(x),
+    "brightness": lambda x: mx.sym.image.random_brightness(x, min_factor=0.1, max_factor=9.0),
+    "color jitter": lambda x: mx.sym.image.random_color_jitter(x, 0.5, 0.5, 0.5, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", IMAGE_OPERATORS)
+def test_numbers_that_are_drawn_on_the_host_are_new_in_each_run(name):
+    with graphs() as (_, counted):
+        mx.random.seed(1)
+        data = mx.nd.array(np.arange(60).reshape(4, 5, 3), ctx=mx.gpu(0))
+        bound = IMAGE_OPERATORS[name](mx.sym.var("x") * 2).bind(mx.gpu(0), {"x": data})
+        results = {bound.forward(is_train=True)[0].asnumpy().tobytes() for _ in range(30)}
+        assert len(results) == (2 if name == "flip" else 30)
+        assert counted.replays > 20  # the other steps
 
 
 def hybrid(context, steps=8):

@@ -94,7 +94,7 @@ def test_values_read_are_zero_with_one_warning():
         a.copyto(target)
         assert not target.asnumpy().any()
         a[0] = 7
-        a[a > 1] = 3
+        a[(a > 1).astype("int32")] = 3
         assert not a.asnumpy().any()
 
 
