@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from flowmx.generation.chat_template import ChatTemplate
     from flowmx.generation.generation import Generation
     from flowmx.generation.generator import Generator
+    from flowmx.generation.live_weights import WeightPuller
     from flowmx.generation.loading import is_text_model, load
     from flowmx.generation.paged_decoder import PagedDecoder
     from flowmx.generation.results import Completion, Token, TokenLogprob, Usage
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BeamSearchSampler", "BeamSearchScorer", "ChatTemplate", "ChatTemplateError", "Completion", "Generation",
     "Generator", "PagedDecoder", "Sampling", "Schema", "SchemaError", "SequenceSampler", "StepBatch", "Token",
-    "TokenLogprob", "Tokenizer", "Usage", "is_text_model", "load",
+    "TokenLogprob", "Tokenizer", "Usage", "WeightPuller", "is_text_model", "load",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy_attributes(
@@ -44,6 +45,7 @@ __getattr__, __dir__ = lazy_attributes(
         "TokenLogprob": "flowmx.generation.results:TokenLogprob",
         "Tokenizer": "flowmx.generation.tokenizer:Tokenizer",
         "Usage": "flowmx.generation.results:Usage",
+        "WeightPuller": "flowmx.generation.live_weights:WeightPuller",
         "is_text_model": "flowmx.generation.loading:is_text_model",
         "load": "flowmx.generation.loading:load",
     },

@@ -485,6 +485,7 @@ def test_a_secret_has_a_minimum_length_and_is_required_for_other_addresses():
 
 
 def test_layers_are_named_by_precision():
+    gc.collect()  # graphs of earlier tests
     net = mx.gluon.nn.Dense(3, in_units=4, prefix="of_reals_")
     other = mx.gluon.nn.Dense(3, in_units=4, prefix="of_bytes_")
     for each in (net, other):
