@@ -41,7 +41,7 @@ class Sample(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What was measured.
+    """The measurements of a run.
 
     Attributes:
         likes: the share of texts with a thumbs-up before each update.
@@ -117,7 +117,7 @@ async def learn(
 
 
 async def main(options: argparse.Namespace) -> Figures:
-    """Train on a text and then on feedback; return what was measured."""
+    """Train on a text and then on feedback; return the measurements."""
     text = zen()
     characters = Characters(text)
     net = network(characters, options.seed)

@@ -16,7 +16,7 @@ class AdaptedDecoder(Protocol):
     """A decoder that takes adapters; see :class:`~flowmx.generation.PagedDecoder`."""
 
     def add_adapter(self, weights: AdapterWeights) -> int:
-        """Push the writing of an adapter; return its slot."""
+        """Add an adapter; return its slot."""
 
     def remove_adapter(self, slot: int) -> None:
         """Free a slot."""

@@ -43,6 +43,7 @@ class AdapterTable:
         self._adapters: list[AdapterWeights | None] = []
         self._layers: dict[str, TableDense] = {}
         self._rank = 0
+        self._is_grown = self._is_dirty = False
         self.generation = 0
 
     @property
@@ -56,7 +57,7 @@ class AdapterTable:
         return len(self._adapters) * self._rank
 
     def add(self, weights: AdapterWeights) -> int:
-        """Push the writing of an adapter into a free slot; return its number.
+        """Add an adapter; return its slot. :meth:`apply` makes it effective.
 
         Raises:
             Overloaded: the table would be larger than ``max_bytes``; then nothing has changed.
@@ -69,8 +70,23 @@ class AdapterTable:
             self._grow(count, rank, [*self._layers, *sorted(new)])
         slot = free[0] if free else self._adapters.index(None)
         self._adapters[slot] = weights
-        self._write(slot)
+        self._fill(slot)
+        self._is_dirty = True
         return slot
+
+    def apply(self) -> None:
+        """Wrap the layers of the network, and push the writing of the table, if it has changed.
+
+        Only the thread that pushes steps may call this: it changes the network, which a step may compile.
+        """
+        if self._is_grown:
+            self._is_grown = False
+            for path, layer in self._layers.items():
+                replace(self._net, path, layer)
+        if self._is_dirty:
+            self._is_dirty = False
+            for layer in self._layers.values():
+                layer.push(self._context)
 
     def remove(self, slot: int) -> None:
         """Free a slot; steps that were pushed before still use its adapter."""
@@ -87,7 +103,7 @@ class AdapterTable:
         return np.repeat(chosen, self._rank, axis=1).astype(np.float32)
 
     def _grow(self, count: int, rank: int, paths: Sequence[str]) -> None:
-        """Replace the table by a larger one."""
+        """Make a larger table."""
         present, layers = dense_layers(self._net), {}
         for path in paths:
             layer: Any = present[path]
@@ -102,19 +118,11 @@ class AdapterTable:
         self._layers, self._rank = layers, rank
         self._adapters += [None] * (count - len(self._adapters))
         self.generation += 1
-        for path, table in layers.items():
-            replace(self._net, path, table)
+        self._is_grown = True
         for slot in range(len(self._adapters)):
             self._fill(slot)
-        for table in layers.values():
-            table.push(self._context)
 
     def _fill(self, slot: int) -> None:
         weights = self._adapters[slot]
         for path, layer in self._layers.items():
             layer.set(slot, None if weights is None else weights.layers.get(path))
-
-    def _write(self, slot: int) -> None:
-        self._fill(slot)
-        for layer in self._layers.values():
-            layer.push(self._context)

@@ -151,6 +151,7 @@ class PagedDecoder:
         self._compiled.add(self._key(batch))
         arrays = [nd.array(each, dtype="int32", ctx=self._context) for each in self._padded(batch, forms)]
         if batch.adapters is not None and (batch.adapters >= 0).any():
+            self._adapters.apply()
             padded = np.pad(batch.adapters, (0, forms.tokens - len(batch.adapters)), constant_values=-1)
             arrays.append(nd.array(self._adapters.mask(padded), ctx=self._context))
             step: _Step = self._adapted_step()
@@ -182,9 +183,10 @@ class PagedDecoder:
         return self._push(StepBatch(numbers, numbers, slots, numbers, tables, rows))
 
     def add_adapter(self, weights: AdapterWeights) -> int:
-        """Push the writing of a low-rank adapter into the network; return its slot, for ``StepBatch.adapters``.
+        """Add a low-rank adapter; return its slot, for ``StepBatch.adapters``.
 
-        The layers of the network are wrapped. Dense forwards of the network stay without adapters.
+        The next step with an adapter writes it into the network, whose layers are wrapped. Dense forwards of the
+        network stay without adapters.
 
         Raises:
             Overloaded: the table of adapters would be too large.
