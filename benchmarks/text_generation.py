@@ -3,8 +3,9 @@
 A second table has the time to the first token of prompts that come while 16 streams run, and of the same prompts alone.
 The bar is one step: the longest time between two tokens of a stream.
 
-``python -m benchmarks generation`` needs the file that ``make models`` fetches. The peer is llama.cpp: ``PEERS`` has
-``llama.cpp/llama-bench`` and ``llama.cpp/llama-batched-bench``. Both take turns on the same two threads.
+``python -m benchmarks generation`` needs the file that ``make models`` fetches. The peers are llama.cpp (``PEERS`` has
+``llama.cpp/llama-bench`` and ``llama.cpp/llama-batched-bench``) and openvino-genai (installed in the environment ``ov``
+of ``PEERS``). They take turns on the same two threads.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import asyncio
 import json
 import subprocess
 import time
+from collections.abc import Callable
 from statistics import median, quantiles
 
 import numpy as np
 
 import flowmx as mx
 from benchmarks.text_models import SMOLLM2
-from benchmarks.turns import PEERS
+from benchmarks.turns import PEERS, WORKERS
 
 STREAMS, LENGTH, PROMPT, ARRIVALS = 16, 64, 512, 80
 Figures = dict[str, float]
@@ -30,16 +32,20 @@ def report(rounds: int) -> None:
     if not SMOLLM2.exists():
         print(f"{SMOLLM2} does not exist: make models")
         return
-    ours, theirs = Figures(), Figures()
+    systems: dict[str, Callable[[], Figures]] = {
+        "llama.cpp": llama, "openvino-genai": openvino, "flowmx": lambda: asyncio.run(flowmx())
+    }  # fmt: skip
+    best = {system: Figures() for system in systems}
     for _ in range(rounds):
-        for best, figures in ((theirs, llama()), (ours, asyncio.run(flowmx()))):
-            for name, value in figures.items():
+        for system, measure in systems.items():
+            for name, value in measure().items():
                 pick = min if name.endswith("ms") else max
-                best[name] = pick(best.get(name, value), value)
-    print(f"{'SmolLM2-135M, Q4_1, two threads':34} {'flowmx':>10} {'llama.cpp':>10} {'ratio':>7}")
+                best[system][name] = pick(best[system].get(name, value), value)
+    ours, peers = best.pop("flowmx"), best
+    print(f"{'SmolLM2-135M, Q4_1, two threads':34} {'flowmx':>10} {'llama.cpp':>18} {'openvino-genai':>18}")
     for name, value in ours.items():
-        peer = theirs.get(name)
-        print(f"{name:34} {value:10.1f}" + ("" if peer is None else f" {peer:10.1f} {value / peer:6.2f}x"))
+        ratios = [f" {each[name]:9.1f} {value / each[name]:6.2f}x" for each in peers.values() if name in each]
+        print(f"{name:34} {value:10.1f}" + " ".join(ratios))
     for name, value in asyncio.run(first_tokens()).items():
         print(f"{name:50} {value:8.1f}")
 
@@ -126,6 +132,16 @@ async def _watch(lags: list[float]) -> None:
         start = time.perf_counter()
         await asyncio.sleep(0.001)
         lags.append(time.perf_counter() - start - 0.001)
+
+
+def openvino() -> Figures:
+    """Measure openvino-genai; return its figures, or none if it is not installed."""
+    python = PEERS / "ov" / "bin" / "python"
+    command = [python, WORKERS / "openvino_text.py", SMOLLM2, LENGTH, PROMPT, STREAMS]
+    if not python.exists():
+        return {}
+    done = subprocess.run(list(map(str, command)), capture_output=True, check=False, text=True)
+    return Figures(json.loads(done.stdout.splitlines()[-1])) if done.returncode == 0 else {}
 
 
 def llama() -> Figures:

@@ -149,6 +149,31 @@ def test_quantized_matrices_stay_packed(name, form, tmp_path):
     assert form in ("F16", "BF16") or np.abs(near - expected).max() > np.abs(logits(packed) - expected).max()
 
 
+@pytest.mark.parametrize(("form", "values"), [("Q4_K", "Q4_K"), ("Q6_K", "Q6_K"), ("Q4_K", "Q6_K")])
+def test_networks_in_blocks_of_256_values(form, values, tmp_path):
+    mx.random.seed(0)
+    net = text.LlamaLM(**SIZES | {"units": 256, "hidden_units": 512}, attention_bias=True, out_bias=False)
+    net.initialize(mx.init.Normal(0.1))
+    net(mx.nd.array(TOKENS))
+    sizes = {"embedding_length": 256, "feed_forward_length": 512, "attention.key_length": 64}
+    packed = {
+        key: gguf.GGUFTensor.quantize(key, array, values if "attn_v" in key or "ffn_down" in key else form)
+        if array.ndim == 2 else array
+        for key, array in tensors(net, "qwen2").items()
+    }  # fmt: skip
+    path = tmp_path / "net.gguf"
+    gguf.save(path, metadata("qwen2", {}) | {f"qwen2.{key}": value for key, value in sizes.items()}, packed)
+    loaded = from_pretrained(path)
+    layer = loaded.llama.layers[1]
+    assert (layer.attention.query.format, layer.attention.value.format, layer.narrow.format) == (form, values, values)
+    expected = logits(from_pretrained(path, dtype="float32"))
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(logits(loaded) / scale, expected / scale, rtol=0, atol=1e-3)
+    places, decoder = np.arange(8, dtype=np.int32), mx.generation.PagedDecoder(loaded, 2, 16)
+    batch = mx.generation.StepBatch(TOKENS[0], places, places, 0 * places, places[None, :1], places)
+    np.testing.assert_allclose(decoder.step(batch).asnumpy() / scale, expected[0] / scale, rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_dtype_unpacks_the_matrices(dtype, tmp_path):
     net = from_pretrained(write(tmp_path / "net.gguf", create("qwen2"), "qwen2", "Q8_0"), dtype=dtype)
