@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import flowmx as mx
@@ -12,6 +13,8 @@ from flowmx.errors import Overloaded
 from flowmx.generation import Generator, PagedDecoder, load
 from flowmx.gluon import lora
 from flowmx.gluon.model_zoo import from_pretrained
+from flowmx.gluon.nn.packed import PackedDense
+from flowmx.ops.quantization.block_formats import FORMATS
 from flowmx.serve import command
 from tests.generation.test_generator import Scripted, numbers
 from tests.generation.test_loading import folder  # noqa: F401 (a fixture)
@@ -114,25 +117,41 @@ async def test_adapters_are_replaced_and_removed_while_requests_run():
         assert generator.decoder._adapters.mask([0]).shape == (1, 2 * 8)
 
 
-async def test_a_quantized_network_has_adapters():
+def quantized_network():
+    """Return a network whose dense layers have quantized weights."""
+    mx.random.seed(0)
     net = mx.gluon.model_zoo.text.LlamaLM(
         vocab_size=50, units=32, num_layers=2, num_heads=2, num_key_heads=1, hidden_units=64, prefix="net_"
     )
-    mx.random.seed(0)
     net.initialize(mx.init.Normal(0.3))
     net(mx.nd.zeros((1, 1), dtype="int32"))
-    adapter = lora.attach(net, "attention", rank=2)
+    for path, layer in lora.layers.dense_layers(net).items():
+        rows = FORMATS["Q8_0"].quantize(layer.weight.data().asnumpy())
+        packed = PackedDense(len(rows), layer.weight.shape[1], "Q8_0")
+        packed.set_rows(rows)
+        lora.layers.replace(net, path, packed)
+    return net
+
+
+def test_a_quantized_network_has_adapters():
+    net = quantized_network()
+    adapter = lora.attach(net, "attention|widen", rank=2)
     for parameter in adapter.parameters():
         parameter.set_data(mx.nd.random.normal(0, 0.5, shape=parameter.shape))
-    await mx.nd.waitall_async()
-    weights = adapter.weights()
+    weights, expected = adapter.weights(), asyncio.run(texts(net))
     adapter.detach()
-    async with Generator(PagedDecoder(net, pages=64)) as generator:
-        plain = (await answers(generator, None))[0]
-        generator.add_adapter("a", weights)
-        mixed = await answers(generator, None, "a")
-        assert mixed[0] == plain
-        assert mixed[1] != plain
+
+    async def main():
+        async with Generator(PagedDecoder(net, pages=64)) as generator:
+            plain = (await answers(generator, None))[0]
+            generator.add_adapter("a", weights)
+            mixed = await answers(generator, None, "a")
+            assert mixed[0] == plain
+            assert mixed[1] != plain
+            matching = np.array(mixed[1]) == np.array(expected)
+            assert matching.mean() > 0.7  # a step rounds the data of products with quantized weights
+
+    asyncio.run(main())
 
 
 async def test_limits_and_errors():
