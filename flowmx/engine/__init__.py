@@ -114,12 +114,13 @@ def push(
             engine's event loop.
         reads: the variables or arrays that it reads.
         writes: the variables or arrays that it writes or updates.
-        device: the device to run it on (default: the current device; for a coroutine, the network).
+        device: the device to run it on, or an actor (default: the current device). A coroutine function runs on the
+            :class:`LoopActor` that is passed, or else on that of the network.
         priority: among ready operations, a higher priority runs earlier.
         name: its name in messages and profiles (default: the function's name).
 
     Raises:
-        TypeError: ``function`` is not callable, or a tag is neither a variable nor an array.
+        TypeError: ``function`` is not callable, a tag is neither a variable nor an array, or the actor does not fit.
         EngineError: a variable has been deleted.
 
     Inside ``function``, the arrays named in ``reads`` and ``writes`` may be accessed in place, for example with
@@ -132,18 +133,34 @@ def push(
         raise TypeError(f"push: priority is {priority!r}, expected an int")
     is_coroutine = _is_coroutine_function(function)
     read_tags, write_tags = _tags("reads", reads), _tags("writes", writes)
-    if is_coroutine and device is None:
-        actor: Actor = engine.network
+    if is_coroutine:
+        actor: Actor = _loop_actor(device)
     elif _actor_of is None:
         raise EngineError("no devices are installed: import flowmx, not flowmx.engine alone")
     else:
-        actor = engine.network if is_coroutine else _actor_of(device)
+        actor = _actor_of(device)
     label = name or str(getattr(function, "__name__", type(function).__name__))
     op = Handle(function, (), read_tags, write_tags, actor, label, capture())
     op.priority, op.is_coroutine = priority, is_coroutine
     runs_user_code(op)
     engine.enqueue(op)
     return op
+
+
+def _loop_actor(device: object) -> Actor:
+    """Return the actor of a pushed coroutine function: the one that was passed, or that of the network.
+
+    Raises:
+        TypeError: the actor that was passed runs functions on threads or streams.
+    """
+    if not isinstance(device, Actor):
+        return engine.network
+    if not isinstance(device, LoopActor):
+        raise TypeError(
+            f"push: device is the {type(device).__name__} {device.name!r}, expected a LoopActor, because function is a "
+            "coroutine function"
+        )
+    return device
 
 
 def _is_coroutine_function(function: Callable[..., object]) -> bool:

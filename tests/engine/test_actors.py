@@ -65,14 +65,7 @@ def on_a_loop():
     async def work():
         return 0
 
-    return functools.partial(engine_push_on, LoopActor("loop of a test"), work)
-
-
-def engine_push_on(actor, work):
-    op = mx.engine.Handle(work, (), (), (), actor, "work")
-    op.is_coroutine = True
-    engine.enqueue(op)
-    return op
+    return functools.partial(mx.engine.push, work, device=LoopActor("loop of a test"))
 
 
 def on_a_stream():
@@ -87,6 +80,20 @@ def on_a_stream():
 
 
 KINDS = {"threads": (ThreadActor, on_threads), "a loop": (BatchActor, on_a_loop), "streams": (BatchActor, on_a_stream)}
+
+
+def test_coroutines_run_on_the_loop_actor_that_is_passed():
+    actor = LoopActor("files of a test")
+
+    async def work():
+        return asyncio.current_task().get_name()
+
+    assert mx.engine.push(work, device=actor, name="reading").wait() == "reading"
+    assert actor.executed == 1
+    assert mx.engine.push(work, device=mx.cpu()).wait() == "work"  # a device has no loop for user code
+    assert actor.executed == 1
+    with pytest.raises(TypeError, match="'threads', expected a LoopActor"):
+        mx.engine.push(work, device=ThreadActor("threads"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

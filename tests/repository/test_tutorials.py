@@ -16,7 +16,7 @@ PAGES = [
     for name in (
         "README.md", "docs/install.md", "docs/tour.md", "docs/checkpoints.md", "docs/profiler.md", "docs/doctor.md",
         "docs/operations.md", "docs/index.md", "docs/onnx.md", "docs/simulation.md", "docs/finetune.md",
-        "docs/outputs.md", "docs/pytorch.md",
+        "docs/outputs.md", "docs/pytorch.md", "docs/fastapi.md", "docs/extending.md", "docs/keras.md",
     )
 ]  # fmt: skip
 """Other pages with code. docs/migration.md and docs/serving.md have separate tests."""
@@ -67,6 +67,8 @@ def test_the_code_of_a_page_runs(page):
             "README": "sklearn",
             "finetune": "sklearn",
             "pytorch": "sklearn",
+            "keras": "sklearn",
+            "fastapi": "fastapi",
             "gluon": "sklearn",
             "int8": "sklearn",
             "data": "PIL",

@@ -133,7 +133,8 @@ TASKS = {
     "distributed training": "launching", "quantize": "quantization", "image classification": "tutorials/gluon",
     "convert pytorch": "pytorch", "learning rate finder": "tutorials/training_tools", "random seed": "outputs",
     "different outputs": "outputs", "confusion matrix": "tutorials/training_tools", "hang": "doctor",
-    "freeze layers": "cookbook", "bert": "tutorials/transformers", "fastapi": "tutorials/serving", "slurm": "launching",
+    "freeze layers": "cookbook", "bert": "tutorials/transformers", "fastapi": "fastapi", "slurm": "launching",
+    "keras": "keras", "custom device": "extending",
     "load mxnet model": "tutorials/mxnet_files", "progress bar": "tutorials/training_tools", "tensorboard": "cookbook",
 }  # fmt: skip
 """Tasks in the field's words, with the page about each."""
