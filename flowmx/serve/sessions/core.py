@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 from flowmx.errors import Overloaded
@@ -23,8 +23,8 @@ from flowmx.serve.inputs import Array, Shape
 
 __all__ = ["Call", "SessionEntry", "SessionLimits", "SessionTable"]
 
-_RETRY = 0.1
-"""Minimum of the seconds after which a client may try again."""
+_RETRY, _LONGEST_RETRY = 0.1, 5.0
+"""Bounds of the seconds after which a client may try again; sessions may be closed long before they are idle."""
 _WAITING, _RUNNING, _COMMITTED, _OVER = range(4)
 
 
@@ -227,7 +227,10 @@ class SessionTable:
 
     def _overloaded(self, text: str, now: float) -> Overloaded:
         soonest = self.next_expiry()
-        return Overloaded(f"{text}: close sessions, or try again later", max(_RETRY, (soonest or now + 1.0) - now))
+        return Overloaded(
+            f"{text}: close sessions, or try again later",
+            min(max(_RETRY, (soonest or now + 1.0) - now), _LONGEST_RETRY),
+        )
 
     def _new_slot(self) -> int:
         if self._free:
@@ -316,7 +319,7 @@ class SessionTable:
         """Form a batch: remove and return the first calls of at most ``limit`` ready sessions."""
         calls = []
         sessions = self._ready.get(shapes, {})
-        for session in list(sessions)[:limit]:
+        for session in list(islice(sessions, limit)):
             del sessions[session]
             call = session.calls.popleft()
             call.status = _RUNNING

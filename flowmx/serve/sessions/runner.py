@@ -283,7 +283,11 @@ class SessionRunner:
             return
         with self._changed:
             places = self._table.commit(calls)
-        self._rows.scatter([slots[place] for place in places], places, after)
+        try:
+            self._rows.scatter([slots[place] for place in places], places, after)
+        except Exception as error:  # such as a lack of memory
+            self._end_failed(calls, error)
+            return
         with self._changed:
             end = time.perf_counter()
             self._table.finish(calls, end)
@@ -300,7 +304,11 @@ class SessionRunner:
         if len(calls) > 1 and isinstance(error, Exception):
             for call in calls:
                 self._compute([call], size)
-            return
+        else:
+            self._end_failed(calls, error)
+
+    def _end_failed(self, calls: Sequence[Call], error: BaseException) -> None:
+        """End the calls of a failed batch, and fail those that are still wanted."""
         with self._changed:
             failed = self._table.fail(calls, time.perf_counter())
             self._complete_idle()

@@ -51,8 +51,8 @@ class Session:
     ) -> None:
         self._runner, self._sessions, self._entry, self._owner = runner, sessions, entry, owner
         self._loop: asyncio.AbstractEventLoop | None = None
-        if not is_lasting:
-            self._finalizer = weakref.finalize(self, sessions.delete, entry)
+        self._finalizer = None if is_lasting else weakref.finalize(self, sessions.delete, entry)
+        if self._finalizer is not None:
             self._finalizer.atexit = False
 
     # -- calls -----------------------------------------------------------------------------------------
@@ -225,8 +225,6 @@ class Session:
         return InvalidInput(f"session {self.name!r}: {text}")
 
     # -- lifecycle -------------------------------------------------------------------------------------
-
-    _finalizer: weakref.finalize[..., Any] | None = None
 
     def watch(self, function: Callable[[], object]) -> None:
         """Call a function, on any thread, when the session is closed; at once if it is."""

@@ -12,6 +12,7 @@ import pytest
 import flowmx as mx
 from flowmx.comm.metrics import Metrics
 from flowmx.serve import InvalidInput, Overloaded, Predictor, SessionClosed, State, Unavailable, command
+from flowmx.serve.sessions.states import StateRows
 from tests.waiting import until
 
 XS = np.random.default_rng(5).standard_normal((40, 25, 3)).astype(np.float32)
@@ -341,6 +342,39 @@ async def test_a_swap_keeps_the_sessions():
             await predictor.swap(wide)
 
 
+async def test_new_weights_take_effect_at_the_next_call():
+    cell = mx.gluon.rnn.RNNCell(2, input_size=1)
+    cell.initialize(mx.init.Constant(0.1))
+    async with Predictor(cell, (1,), states=True) as predictor, predictor.session() as session:
+        y = await session([1])
+        for parameter in cell.collect_params(".*i2h_weight").values():
+            parameter.set_data(mx.nd.full((2, 1), 0.7))
+        z = await session([1])
+    np.testing.assert_allclose(z, np.tanh(0.7 + 0.1 * y.sum()), atol=1e-6)
+
+
+async def test_a_stack_of_cells_and_a_checkpoint_are_models_with_states(tmp_path):
+    stack = mx.gluon.rnn.HybridSequentialRNNCell()
+    stack.add(mx.gluon.rnn.LSTMCell(4, input_size=3))
+    stack.add(mx.gluon.rnn.GRUCell(2, input_size=4))
+    stack.initialize()
+    expected = recurrent(stack, XS[:1])[0]
+    inputs = [mx.sym.var(name) for name in ("x", "h", "c", "g")]
+    y, states = stack(inputs[0], inputs[1:])
+    symbol = mx.sym.Group([y, *states])
+    symbol.save(f"{tmp_path}/stack-symbol.json")
+    arrays = {name: parameter.data() for name, parameter in stack.collect_params().items()}
+    mx.nd.save(f"{tmp_path}/stack-0000.params", {f"arg:{name}": array for name, array in arrays.items()})
+    names = symbol.list_outputs()
+    pairs = {
+        name: State((size,), output=output) for name, size, output in zip("hcg", (4, 4, 2), names[1:], strict=True)
+    }
+    for model, shape, states in ((stack, (3,), True), (f"{tmp_path}/stack", {"x": (3,)}, pairs)):
+        async with Predictor(model, shape, states=states, sizes=(2,)) as predictor, predictor.session() as session:
+            actual = [y async for y in session.stream(XS[0])]
+        np.testing.assert_allclose(actual, expected, atol=1e-6)
+
+
 async def test_sessions_of_several_loops_share_a_predictor():
     results = []
 
@@ -394,3 +428,12 @@ def test_the_child_of_a_fork_has_no_sessions_and_opens_its_own():
     assert asyncio.run(total(session)) == 1
     assert in_child(lambda: asyncio.run(check())) == 0
     assert asyncio.run(total(session)) == 2
+
+
+async def test_a_lack_of_memory_fails_the_calls_and_not_the_sessions(monkeypatch):
+    async with summing() as predictor, predictor.session() as session:
+        with monkeypatch.context() as patch:
+            patch.setattr(StateRows, "scatter", lambda *args: (_ for _ in ()).throw(MemoryError("no memory")))
+            with pytest.raises(MemoryError, match="no memory"):
+                await session([1, 1])
+        assert (await session([2, 2])).tolist() == [2, 2, 1]
