@@ -567,6 +567,7 @@ def test_baseline_code_gives_the_same_bits_as_optimized_code(features, tmp_path,
             for _ in range(2):
                 out = np.empty_like(values)
                 assert loop.run(values.size, [], [values, others, out])
+                out[np.isnan(out)] = np.nan  # their signs depend on the processor and on the optimization
                 actual.append((loop.program.compiled, out.tobytes()))
                 files.append([each.suffix for each in (tmp_path / str(number)).iterdir()])
                 loop.program._improve()

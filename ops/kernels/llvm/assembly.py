@@ -85,6 +85,11 @@ class Value(NamedTuple):
         return self.type.startswith("<")
 
 
+def _lanes(first: int, count: int) -> str:
+    """Return the mask of a shuffle that selects consecutive lanes."""
+    return f"<{count} x i32> <{', '.join(f'i32 {first + at}' for at in range(count))}>"
+
+
 class Code:
     """The text of one function while it is written.
 
@@ -537,11 +542,20 @@ class Code:
         return self.call(f"{name}.{kind}", operands[0].type, *operands)
 
     def total(self, value: Value) -> Value:
-        """Return the sum of a vector's lanes."""
-        name = f"llvm.vector.reduce.fadd.v{self.lanes}{self.real.suffix}"
-        zero = Value(self.real.name, "-0.0")
-        self._declared[f"declare {self.real.name} @{name}({self.real.name}, {self.vector})"] = None
-        return self.put(self.real.name, f"call reassoc {self.real.name} @{name}({zero}, {value})")
+        """Return the sum of a vector's lanes.
+
+        The two halves of a vector are added until one lane is left. The order is explicit: that of LLVM's own sum
+        depends on the processor, and on the optimization.
+        """
+        name, lanes = self.real.name, self.lanes
+        while lanes > 1:
+            lanes //= 2
+            lower, upper = (
+                self.put(f"<{lanes} x {name}>", f"shufflevector {value}, {value.type} poison, {_lanes(first, lanes)}")
+                for first in (0, lanes)
+            )
+            value = self.binary("fadd", lower, upper)
+        return self.put(name, f"extractelement {value}, i64 0")
 
     def largest(self, value: Value) -> Value:
         """Return the largest of a vector's lanes, ignoring NaN."""
