@@ -149,7 +149,14 @@ class Compiled:
         results = Results(plan)
         heads = [Entry(node, 0) for node in plan.graph.heads]
         call_entries = [*self._data, *heads, *results.outputs, *results.gradients.values()]
-        return Pool(results, self.device, self.train, "a cached graph", self._blocks, call_entries)
+        read = {entry.node.name for node in plan.once for entry in node.inputs}
+        names = [entry.node.name for entry in self.variables if entry.node.name in read]
+        variables = {name: position for position, name in enumerate(names)}
+        is_shared = len(variables) == len(names)  # else names are ambiguous
+        return Pool(
+            results, self.device, self.train, "a cached graph", self._blocks, call_entries,
+            variables if is_shared else None,
+        )  # fmt: skip
 
     @property
     def results(self) -> Results:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from flowmx.ops.registry.dtypes import DType
@@ -43,6 +43,7 @@ Compute = Callable[[Any, Run, Sequence[Array], Sequence[Array]], None]
 Workspace = Callable[[Any, Sequence[Laid], Sequence[Laid]], int]
 Tie = Callable[[Any, bool], TiedForward]
 PackedSize = Callable[[Any, Shape, DType], "int | None"]
+ContentKey = Callable[[Any, "DType | None"], "Hashable | None"]
 Takes = Callable[[Any, DType], bool]
 Bind = Callable[[Any, Sequence[Form], Sequence[Form]], "Bound | None"]
 TryCompute = Callable[[Any, Any, Sequence[Array], Sequence[Array]], bool]
@@ -66,6 +67,8 @@ class Kernel:
             also train unless it predicts; its ``use(memory)`` sets the workspace.
         packed_size: ``packed_size(operator, data_shape, dtype)``: return the elements of a packed copy of a layer's
             weight, or None if packing does not help.
+        content_key: ``content_key(operator, dtype)``: return a key, or None, for a kernel whose results depend on
+            less than the operator's parameters: operators with equal keys compute equal results from equal inputs.
         try_compute: ``try_compute(xp, parameters, inputs, outputs)``: compute with the parameters of any object;
             return False, without effect, if the fallback must run.
         only_native: whether ``compute`` touches arrays only in native calls, once it makes any. A bound graph may then
@@ -80,6 +83,7 @@ class Kernel:
     workspace: Workspace | None = None
     tie: Tie | None = None
     packed_size: PackedSize | None = None
+    content_key: ContentKey | None = None
     try_compute: TryCompute | None = None
     only_native: bool = False
     records_calls: bool = False
@@ -89,9 +93,11 @@ class FunctionKernel(Kernel):
     """A kernel made from functions."""
 
     def __init__(
-        self, compute: Compute, bind: Bind | None = None, takes: Takes | None = None, only_native: bool = False
+        self, compute: Compute, bind: Bind | None = None, takes: Takes | None = None, only_native: bool = False,
+        content_key: ContentKey | None = None,
     ) -> None:  # fmt: skip
         self.only_native = only_native
+        self.content_key = content_key
         self.compute = compute
         self.bind = bind
         self.takes = takes

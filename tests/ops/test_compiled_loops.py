@@ -553,6 +553,8 @@ def test_baseline_code_gives_the_same_bits_as_optimized_code(features, tmp_path,
     monkeypatch.setattr(background_compilation._ahead, "call_later", lambda work: None)
     assert compiler.available()  # this reads the machine's features from another file
     if features == "none":
+        if not compiler.features():
+            pytest.skip("this is the code for the host, too")
         monkeypatch.setattr(compiler, "features", frozenset)
     x, y = placeholder(0), placeholder(1)
     formulas = [getattr(math_functions, name)(x) for name in FUNCTIONS] + [

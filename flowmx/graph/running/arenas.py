@@ -15,6 +15,7 @@ from flowmx import forks
 from flowmx.devices import Device
 from flowmx.engine.scheduler import Variable
 from flowmx.graph.running.runner import Runner
+from flowmx.graph.running.shared_copies import SharedCopies
 
 
 class Block:
@@ -104,6 +105,8 @@ class Blocks:
 
     def __init__(self, device: Device) -> None:
         self._device = device
+        self.copies = SharedCopies()
+        """Values that the plans share in addition."""
         self._free: list[Block] = []
         self._lock = forks.lock()  # a finalizer may return a block at any time
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from flowmx.devices import Device
 from flowmx.graph import collector
@@ -10,6 +11,7 @@ from flowmx.graph.node import Entry
 from flowmx.graph.running.arenas import Blocks
 from flowmx.graph.running.results import Results
 from flowmx.graph.running.runner import Runner
+from flowmx.graph.running.shared_copies import RunnerCopies
 
 
 class Pool:
@@ -22,11 +24,13 @@ class Pool:
         where: the name of the graph in messages.
         blocks: supplies the memory (None: each runner allocates some).
         call_entries: the entries whose arrays change with each call.
+        variables: the position, in the versions of a call, of each variable that values computed once depend on, by
+            name. With it, runners share such values with those of other plans; None: they do not.
     """
 
     def __init__(
         self, results: Results, device: Device, train: bool, where: str, blocks: Blocks | None,
-        call_entries: Sequence[Entry],
+        call_entries: Sequence[Entry], variables: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         self.results = results
         self._arguments = results, {results.plan.graph.default: device}, train, where
@@ -34,14 +38,15 @@ class Pool:
         self._blocks = blocks
         self._call_entries = call_entries
         self._nothing = [None] * len(call_entries)
+        self._variables = variables
+        self._copies: list[RunnerCopies] = []
         self._free: list[Runner] = []
-        self._count = 0
-        self._runner_bytes = sum(map(results.plan.nbytes, results.plan.separate))
+        self._own_bytes = 0
 
     @property
     def held_bytes(self) -> int:
         """The bytes that its runners keep from call to call, such as packed filters."""
-        return self._count * self._runner_bytes
+        return self._own_bytes + sum(copies.nbytes for copies in list(self._copies))
 
     def take(self) -> Runner:
         """Return a runner with memory, for one call."""
@@ -69,8 +74,15 @@ class Pool:
     @collector.paused()
     def _make(self) -> Runner:
         runner = Runner(*self._arguments)
-        runner.allocate_separate()
-        self._count += 1
+        plan = self.results.plan
+        own = set(plan.separate)
+        if self._blocks is not None and self._variables is not None and not self._device.is_asynchronous:
+            with suppress(KeyError):  # a value depends on a variable whose version is not known
+                runner.copies = RunnerCopies(self._blocks.copies, runner, self._variables)
+                self._copies.append(runner.copies)
+                own -= runner.copies.entries
+        runner.allocate_separate(own)
+        self._own_bytes += sum(map(plan.nbytes, own))
         if self._blocks is None:
             runner.block = Blocks(self._device).take(runner, None)
         return runner

@@ -33,6 +33,7 @@ from flowmx.ops.registry.operators import Array, Run, Shape
 
 if TYPE_CHECKING:
     from flowmx.graph.running.arenas import Block
+    from flowmx.graph.running.shared_copies import RunnerCopies
 
 
 Readers = list[tuple[list[Array | None], int, Shape | None, TiedForward | None]]
@@ -73,6 +74,8 @@ class Runner:
         self._poisoned = Poisoned(plan, self._arena) if settings.get().exec_check else None
         self.first_consumer: dict[Node, TiedForward] = {}
         self.parameters: list[Array] = []
+        self.copies: RunnerCopies | None = None
+        """The results of ``once`` that it shares with other runners."""
         self.arrays: dict[Entry, Array | None] = {}
         """The bound arrays by entry."""
         self.once, self.forward, self.backward = (
@@ -111,7 +114,9 @@ class Runner:
     @cached_property
     def whole_forward(self) -> Part:
         """The forward pass of a plan for one device, including its copy-outs."""
-        return self.part(self._devices[self.plan.graph.default], self.once, [*self.forward, *self.copy_outs[0]])
+        part = self.part(self._devices[self.plan.graph.default], self.once, [*self.forward, *self.copy_outs[0]])
+        part.refresh = None if self.copies is None else self.copies.update
+        return part
 
     @cached_property
     def backward_pieces(self) -> list[Part]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
@@ -29,6 +30,10 @@ class Launcher(Protocol):
 
     def run(self, run: Run, steps: Sequence[Step], /) -> Iterator[Step]:
         """Launch steps; yield those that must be computed separately, in order."""
+
+
+Refresh = Callable[[tuple[Any, ...], Callable[[Sequence["Step"]], None]], None]
+"""Called with the versions of inputs, and a function that runs steps."""
 
 
 class Step(NamedTuple):
@@ -65,6 +70,8 @@ class Part:
         self.launcher = launcher
         self._run = run
         self._where = where
+        self.refresh: Refresh | None = None
+        """Runs those of the ``once`` steps whose results are not current; None: all of them run."""
         self._versions: tuple[Any, ...] | None = None
 
     @property
@@ -80,7 +87,10 @@ class Part:
             capture: whether the device may launch the steps as one.
         """
         if self.once and versions != self._versions:
-            run_steps(self._run, self.once, self._where)
+            if self.refresh is None:
+                run_steps(self._run, self.once, self._where)
+            else:
+                self.refresh(versions, partial(run_steps, self._run, where=self._where))
             self._versions = versions
         run_steps(self._run, self.steps, self._where, capture, self.launcher if capture else None)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import marshal
+import platform
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -182,6 +183,11 @@ def features() -> frozenset[str]:
     """Return the processor's features as LLVM names them; empty if there is no compiler."""
     machine = _machine()
     return frozenset() if machine is None else machine.features
+
+
+def has(feature: str) -> bool:
+    """Return whether the processor has a feature; "" needs none, and every 64-bit ARM processor converts float16."""
+    return not feature or feature in features() or (feature == "f16c" and platform.machine() in ("aarch64", "arm64"))
 
 
 def compile(text: str) -> Compiled:

@@ -49,7 +49,7 @@ _FLOAT_TYPES: dict[str, FloatType] = {"float32": FLOAT, "float64": DOUBLE, "floa
 def float_type_of(dtype: Any) -> FloatType | None:
     """Return the types in which loops compute on elements of a dtype; None if they cannot."""
     real = _FLOAT_TYPES.get(NAMES.get(dtype, ""))
-    if real is None or real.storage is None or not real.storage.feature or real.storage.feature in compiler.features():
+    if real is None or real.storage is None or compiler.has(real.storage.feature):
         return real
     return None
 

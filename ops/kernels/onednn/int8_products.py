@@ -13,7 +13,7 @@ from typing import Any
 from flowmx.ops.kernels.onednn.convolution import Forward, grouped, packed_filters
 from flowmx.ops.kernels.onednn.epilogue import Epilogue
 from flowmx.ops.kernels.onednn.kernel import PrimitiveKernel
-from flowmx.ops.kernels.onednn.layers import Pack
+from flowmx.ops.kernels.onednn.layers import Pack, Packing
 from flowmx.ops.kernels.onednn.layouts import (
     TYPES,
     Desc,
@@ -142,7 +142,7 @@ def _arrays(op: Any, data: Shape) -> tuple[Geometry, Geometry, Geometry]:
     )  # fmt: skip
 
 
-def _packed_filter_layout(op: Any, data: Shape) -> Desc | None:
+def _packed_filter_layout(op: Any, data: Shape, dtype: DType = DType.S8) -> Desc | None:
     """Return the layout of packed filters for data of a shape; None if sums are not exact."""
     arrays, epilogue = _arrays(op, data), _packing_epilogue(_mask(op))
     return (
@@ -184,7 +184,7 @@ def _fully_connected(op: Any, inputs: Geometries, outputs: Geometries) -> Work |
     return plan(Connect, data, _rows(op, data.shape), weight, out, _epilogue(op, 2), None, op.packed)
 
 
-def _packed_weight_layout(op: Any, data: Shape) -> Desc | None:
+def _packed_weight_layout(op: Any, data: Shape, dtype: DType = DType.S8) -> Desc | None:
     weight, rows = dense(op.weight_shape(data), DType.S8), _rows(op, data)
     if rows * prod(weight.shape) < SMALL_BY_VECTOR:
         return None
@@ -211,5 +211,5 @@ def _matrix_size(op: object, data: Shape, dtype: NumPyType) -> int | None:
 
 register_kernel("cpu", Int8Convolution.name, PrimitiveKernel(_convolution, _filters_size, INT8_DTYPES))
 register_kernel("cpu", Int8FullyConnected.name, PrimitiveKernel(_fully_connected, _matrix_size, INT8_DTYPES))
-register_kernel("cpu", "_pack_int8_Convolution", PrimitiveKernel(_pack_filters, None, INT8_DTYPES))
-register_kernel("cpu", "_pack_int8_FullyConnected", PrimitiveKernel(_pack_matrix, None, INT8_DTYPES))
+register_kernel("cpu", "_pack_int8_Convolution", Packing(_pack_filters, _packed_filter_layout, INT8_DTYPES))
+register_kernel("cpu", "_pack_int8_FullyConnected", Packing(_pack_matrix, _packed_weight_layout, INT8_DTYPES))

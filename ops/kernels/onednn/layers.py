@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -22,6 +22,7 @@ from flowmx.ops.kernels.onednn.convolution import (
 from flowmx.ops.kernels.onednn.epilogue import PLAIN, epilogue_of
 from flowmx.ops.kernels.onednn.kernel import Make, PrimitiveKernel
 from flowmx.ops.kernels.onednn.layouts import (
+    FLOATS,
     KEPT,
     TYPES,
     Desc,
@@ -30,6 +31,7 @@ from flowmx.ops.kernels.onednn.layouts import (
     channels_last,
     dense,
     dense_vectors,
+    layout_number,
     plain,
     strided,
 )
@@ -219,8 +221,28 @@ def _size(find_layout: Callable[[Any, Shape, DType], Desc | None]) -> PackedSize
     return size
 
 
-class _Packing(PrimitiveKernel):
+class Packing(PrimitiveKernel):
     """A kernel that only copies and needs no workspace; asking for its workspace would make the primitive."""
+
+    def __init__(
+        self, make: Make, find_layout: Callable[[Any, Shape, DType], Desc | None], dtypes: Container[NumPyType] = FLOATS
+    ) -> None:
+        super().__init__(make, dtypes=dtypes)
+        self._find_layout = find_layout
+
+    def content_key(self, op: Any, dtype: NumPyType | None) -> Hashable | None:
+        """Return the key of a copy: its layout, which may be the same for data of many shapes."""
+        kind = None if dtype is None else TYPES.get(dtype)
+        if kind is None:
+            return None
+        weight, groups = op.weight_shape(op.data_shape), getattr(op, "num_group", 1)
+        layout: Hashable = "panels"
+        if not getattr(op, "panels", False):
+            chosen = self._find_layout(op, op.data_shape, kind)
+            if chosen is None:
+                return None
+            layout = layout_number(chosen), getattr(op, "winograd", 0)
+        return layout, weight, groups, getattr(op, "scaled", False), op.size
 
     def workspace(self, op: Operator, inputs: Sequence[Laid], outputs: Sequence[Laid]) -> int:
         return 0
@@ -243,8 +265,8 @@ KERNELS: dict[str, Make] = {
 for _name, _make in KERNELS.items():
     register_kernel("cpu", _name, PrimitiveKernel(_make))
 for _name in ("_pack_Convolution", "_order_Convolution"):
-    register_kernel("cpu", _name, _Packing(_pack_filters))
-register_kernel("cpu", "_pack_FullyConnected", _Packing(_pack_matrix))
+    register_kernel("cpu", _name, Packing(_pack_filters, _filters_layout))
+register_kernel("cpu", "_pack_FullyConnected", Packing(_pack_matrix, _matrix_layout))
 register_kernel("cpu", "_fused_Convolution", PrimitiveKernel(_convolution, _size(_filters_layout)))
 register_kernel(
     "cpu", "_fused_FullyConnected", PrimitiveKernel(_fully_connected, _size(_matrix_layout), make_tied=_connect)

@@ -107,6 +107,19 @@ def any_layout(shape: Shape, dtype: DType = DType.F32) -> Desc:
     )
 
 
+_interned: list[Desc] = []
+"""The descriptors that have numbers."""
+
+
+def layout_number(layout: Desc) -> int:
+    """Return a number of a descriptor; equal ones have the same number."""
+    for number, each in enumerate(_interned):
+        if each == layout:
+            return number
+    _interned.append(layout)
+    return len(_interned) - 1
+
+
 def in_panels(shape: Shape) -> Desc:
     """Return the descriptor of matrices, (batch, rows, columns) of float32, in panels of 64 columns.
 

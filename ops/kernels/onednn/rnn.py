@@ -7,7 +7,7 @@ for int8 layers, the scales of the gates. Each layer is one primitive.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from flowmx.ops.kernels.onednn.layouts import (
     Geometry,
     any_layout,
     geometry,
+    layout_number,
     library_or_raise,
     native_16bit_dtypes,
     plain,
@@ -39,7 +40,7 @@ from flowmx.ops.recurrent.layout import Layout
 from flowmx.ops.recurrent.rnn import RNN
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.dtypes import DType as NumPyType
-from flowmx.ops.registry.kernels import Kernel, kernel, register_kernel
+from flowmx.ops.registry.kernels import FunctionKernel, Kernel, kernel, register_kernel
 from flowmx.ops.registry.operators import Run, Shape
 
 _CELLS = {"rnn_relu": Alg.ELTWISE_RELU, "rnn_tanh": Alg.ELTWISE_TANH}
@@ -153,24 +154,28 @@ class PackedLayout(NamedTuple):
     Attributes:
         parts: for each layer, the offsets of input weights, recurrent weights, biases and scales.
         size: the total size in bytes.
+        layouts: the numbers of the memory layouts of all parts.
     """
 
     parts: list[list[int]]
     size: int
+    layouts: tuple[int, ...]
 
 
 @cache
 def _packed_layout(key: PrimitiveKey) -> PackedLayout | None:
     """Return the layout of packed parameters, chosen once per form, since copies are reused; None if unsupported."""
     workspace, parts = WorkspaceLayout(), []
+    layouts: list[int] = []
     scales = key.layout.cell.gates * key.layout.units * 4 if key.dtype == DType.U8 else 0
     try:
         for layer in range(key.layout.layers):
             primitive = Layer(WorkspaceLayout(), key, layer)
             parts.append([workspace.take(each.nbytes) for each in primitive.parts()] + [workspace.take(scales)])
+            layouts += map(layout_number, primitive.parts())
     except OneDNNError:
         return None
-    return PackedLayout(parts, workspace.nbytes)
+    return PackedLayout(parts, workspace.nbytes, tuple(layouts))
 
 
 def _primitive_key(op: RNN, data: Shape, dtype: DType) -> PrimitiveKey | None:
@@ -367,7 +372,19 @@ def _pack(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) 
     pack(op, key, op.vector(run, inputs), outputs[0])
 
 
-kernel("cpu", PackRNN.name)(_pack)
+def _content_key(op: Any, dtype: NumPyType | None) -> Hashable | None:
+    """Return the key of packed parameters: their layout, which may be the same for any number of sequences."""
+    kind = None if dtype is None else TYPES.get(dtype)
+    key = None if kind is None else _primitive_key(op, op.data_shape, kind)
+    if key is None:
+        return None
+    if _uses_panel_kernel(key):
+        return key.mode, key.layout, key.data[2], kind, "panels"
+    places = _packed_layout(key)
+    return None if places is None else (key.mode, key.layout, key.data[2], kind, places.layouts, op.size)
+
+
+register_kernel("cpu", PackRNN.name, FunctionKernel(_pack, content_key=_content_key))
 register_kernel("cpu", PackedRNN.name, _RNNKernel())
 kernel("cpu", PackQuantizedRNN.name)(_pack)
 register_kernel("cpu", PackedQuantizedRNN.name, _int8_kernel)
