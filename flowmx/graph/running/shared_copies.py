@@ -52,7 +52,7 @@ class SharedCopies:
         self._copies: WeakValueDictionary[Hashable, _Copies] = WeakValueDictionary()
 
     def find(self, key: Hashable, sources: tuple[object, ...], allocate: Callable[[], Sequence[Array]]) -> _Copies:
-        """Return the results of a step with a key, for these storages (locked); allocate them if there are none."""
+        """Return the results of a step with a key, for these storages (locked), newly allocated if necessary."""
         whole_key = key, tuple(map(id, sources))
         copies = self._copies.get(whole_key)
         if copies is None:
