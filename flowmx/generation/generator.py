@@ -189,16 +189,7 @@ class Generator:
             sequence, Sampler(settings, tokens), ending, self.tokenizer, self._lookup, self._wake,
             asyncio.get_running_loop(),
         )  # fmt: skip
-        self._scheduler.add(sequence)
-        self._requests[sequence] = request
-        self._adapters.acquire(sequence.adapter)
-        if isinstance(schema, Schema):
-            request.begin(schema)
-        elif schema is not None:
-            request.hold()
-            self._start(self._begin_with_schema(request, schema))
-        self._counts.prompt_tokens.add(self.name, by=len(tokens))
-        self._wake()
+        self._admit(request, schema)
         return Generation(request)
 
     @property
@@ -334,6 +325,10 @@ class Generator:
         """Whether no further requests are accepted."""
         return self._is_closed
 
+    def __repr__(self) -> str:
+        adapters = f" with the adapters {', '.join(self.adapters)}" if self.adapters else ""
+        return f"<Generator {self.name!r}{adapters}>"
+
     def __len__(self) -> int:
         """Return the number of unfinished requests."""
         return len(self._requests)
@@ -375,6 +370,20 @@ class Generator:
         if self._compiler is None:
             self._compiler = SchemaCompiler(self.tokenizer)
         return self._compiler
+
+    def _admit(self, request: Request, schema: str | Schema | None) -> None:
+        """Queue a request; one whose schema is not compiled yet waits for it outside the steps."""
+        sequence = request.sequence
+        self._scheduler.add(sequence)
+        self._requests[sequence] = request
+        self._adapters.acquire(sequence.adapter)
+        if isinstance(schema, Schema):
+            request.begin(schema)
+        elif schema is not None:
+            request.hold()
+            self._start(self._begin_with_schema(request, schema))
+        self._counts.prompt_tokens.add(self.name, by=sequence.prompt_length)
+        self._wake()
 
     async def _begin_with_schema(self, request: Request, source: str) -> None:
         """Compile the schema of a request, and begin the request."""

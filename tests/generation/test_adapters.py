@@ -75,6 +75,7 @@ async def test_each_request_has_the_tokens_of_its_adapter(pages, drafts):
         for _ in range(2):  # the second time, prompts are in the cache
             assert await answers(generator, None, "one", "two") == expected
         assert generator.adapters == ["one", "two"]
+        assert repr(generator) == "<Generator 'model' with the adapters one, two>"
         assert await texts(plain) == expected[0]
 
 
