@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from flowmx.symbol import Symbol
 
 __all__ = [
     "Checkpoint",
+    "Inputs",
     "Shape",
     "arrays_of",
     "checkpoint_of",
@@ -104,18 +106,31 @@ def operators_of(graph: GraphJSON) -> Counter[str]:
     return counts
 
 
-def inputs_of(symbol: Symbol, graph: GraphJSON, arrays: Mapping[str, Any], folder: Path) -> dict[str, Shape]:
-    """Return the inputs of a symbol that are not parameters or labels, with the shapes of one sample as far as known.
+class Inputs(NamedTuple):
+    """The inputs of a symbol.
+
+    Attributes:
+        shapes: the shapes of one sample by name, as far as they follow from the files.
+        is_guess: whether images of other sizes fit the parameters too.
+    """
+
+    shapes: dict[str, Shape]
+    is_guess: bool
+
+
+def inputs_of(symbol: Symbol, graph: GraphJSON, arrays: Mapping[str, Any], folder: Path) -> Inputs:
+    """Return the inputs of a symbol that are not parameters or labels.
 
     A shape is known if the symbol or a file in its folder declares it, or if the first layer and the parameters allow
     only this one. Of several image sizes that fit, the most usual one is returned.
     """
     names = [name for name in symbol.list_inputs() if name not in arrays and not name.endswith(_LABEL)]
-    declared = {**_shapes_of_variables(symbol), **declared_shapes(folder)}
+    declared = {**_shapes_of_variables(symbol), **declared_shapes(folder), **_shapes_of_settings(folder, names)}
     shapes = {name: declared.get(name) or _shape_by_layer(name, graph, arrays) for name in names}
-    if len(names) == 1:
-        shapes[names[0]] = _complete(symbol, names[0], shapes[names[0]], arrays)
-    return shapes
+    is_guess = False
+    if len(names) == 1 and shapes[names[0]][1:] == (None, None):
+        shapes[names[0]], is_guess = _complete(symbol, names[0], shapes[names[0]], arrays)
+    return Inputs(shapes, is_guess)
 
 
 def _shapes_of_variables(symbol: Symbol) -> dict[str, Shape]:
@@ -138,6 +153,20 @@ def _of_batch(shape: Sequence[int]) -> Shape:
     return tuple(size or None for size in shape[1:])
 
 
+def _shapes_of_settings(folder: Path, names: Sequence[str]) -> dict[str, Shape]:
+    """Return the shapes that the ``model.toml`` of a model in a repository declares."""
+    try:
+        shape = tomllib.loads((folder / "model.toml").read_text()).get("shape")
+    except (OSError, ValueError):
+        return {}
+    by_name = shape if isinstance(shape, dict) else dict.fromkeys(names if len(names) == 1 else (), shape)
+    return {
+        name: tuple(size or None for size in sizes)
+        for name, sizes in by_name.items()
+        if isinstance(sizes, list) and all(isinstance(size, int) for size in sizes)
+    }
+
+
 def declared_shapes(folder: Path) -> dict[str, Shape]:
     """Return the shapes that the files of SageMaker and Multi Model Server declare."""
     shapes: dict[str, Shape] = {}
@@ -146,7 +175,10 @@ def declared_shapes(folder: Path) -> dict[str, Shape]:
             document = json.loads((folder / name).read_text())
         except (OSError, ValueError):
             continue
-        for row in document if isinstance(document, list) else document.get("inputs", []):
+        rows = document.get("inputs") if isinstance(document, dict) else document
+        for row in rows if isinstance(rows, list) else ():
+            if not isinstance(row, dict):
+                continue
             key, shape = row.get("name", row.get("data_name")), row.get("shape", row.get("data_shape"))
             if isinstance(key, str) and isinstance(shape, list) and all(isinstance(size, int) for size in shape):
                 shapes[key] = _of_batch(shape)
@@ -186,14 +218,13 @@ _KEEP_SHAPES = {
 }  # fmt: skip
 
 
-def _complete(symbol: Symbol, name: str, shape: Shape, arrays: Mapping[str, Any]) -> Shape:
-    """Return the shape of an image with the first usual size that fits the parameters."""
-    if len(shape) != 3 or shape[1:] != (None, None):
-        return shape
+def _complete(symbol: Symbol, name: str, shape: Shape, arrays: Mapping[str, Any]) -> tuple[Shape, bool]:
+    """Return the shape of an image with the first usual size that fits the parameters, and whether another one fits."""
+    channels = shape[0] or 1
     for size in (*_SIZES, *(size for size in range(1, _MAX_SIZE) if size not in _SIZES)):
-        if _fits(symbol, {name: (1, shape[0] or 1, size, size)}, arrays):
-            return shape[0], size, size
-    return shape
+        if _fits(symbol, {name: (1, channels, size, size)}, arrays):
+            return (channels, size, size), _fits(symbol, {name: (1, channels, 2 * size, 2 * size)}, arrays)
+    return shape, False
 
 
 def _fits(symbol: Symbol, shapes: Mapping[str, tuple[int, ...]], arrays: Mapping[str, Any]) -> bool:

@@ -86,14 +86,17 @@ def _add_interface(report: Report, checkpoint: Checkpoint, arrays: Mapping[str, 
         return
     inputs = inputs_of(symbol, graph, arrays, checkpoint.symbol.parent)
     if checkpoint.params is not None:
-        report.facts["inputs"] = ", ".join(f"{name} {_shape_text(shape)}".rstrip() for name, shape in inputs.items())
+        texts = [f"{name} {_shape_text(shape)}".rstrip() for name, shape in inputs.shapes.items()]
+        report.facts["inputs"] = ", ".join(texts)
+        if inputs.is_guess:
+            report.facts["sizes"] = "images of other sizes fit too; this one is usual"
     labels = [name for name in symbol.list_arguments() if name.endswith(_LABEL) and name not in arrays]
     if labels:
         report.facts["labels"] = f"{', '.join(labels)} (of training; predictions do not need them)"
     report.facts["outputs"] = ", ".join(symbol.list_outputs())
     if checkpoint.params is None:
         return
-    options = _shape_options(inputs)
+    options = _shape_options(inputs.shapes)
     report.commands += [
         f"flowmx serve {report.path} {options}".rstrip(),
         f"flowmx convert {report.path} {report.path.name}.onnx {options} --check",

@@ -101,8 +101,8 @@ def install_devices(actor_of: Callable[[Any], Actor]) -> None:
 
 def push(
     function: Callable[[], Any] | Callable[[], Coroutine[Any, Any, Any]],
-    reads: Iterable[Variable | HasVariable] = (),
-    writes: Iterable[Variable | HasVariable] = (),
+    reads: Iterable[Variable | HasVariable] | Variable | HasVariable = (),
+    writes: Iterable[Variable | HasVariable] | Variable | HasVariable = (),
     device: object = None,
     priority: int = 0,
     name: str | None = None,
@@ -112,8 +112,8 @@ def push(
     Args:
         function: called without arguments once the dependencies are complete. A coroutine function is awaited on the
             engine's event loop.
-        reads: the variables or arrays that it reads.
-        writes: the variables or arrays that it writes or updates.
+        reads: the variables or arrays that it reads, or only one.
+        writes: the variables or arrays that it writes or updates, or only one.
         device: the device to run it on, or an actor (default: the current device). A coroutine function runs on the
             :class:`LoopActor` that is passed, or else on that of the network.
         priority: among ready operations, a higher priority runs earlier.
@@ -220,9 +220,11 @@ async def _outcome(function: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[An
         return None, ending
 
 
-def _tags(argument: str, items: Iterable[Variable | HasVariable]) -> tuple[Variable, ...]:
+def _tags(argument: str, items: Any) -> tuple[Variable, ...]:
     if type(items) is tuple and not items:  # the default
         return ()
+    if isinstance(items, Variable) or isinstance(getattr(items, "variable", None), Variable):
+        items = (items,)
     tags = []
     for item in items:
         variable = item if isinstance(item, Variable) else getattr(item, "variable", None)

@@ -114,8 +114,12 @@ def run(coroutine: Any) -> Any:
 
     Raises:
         EngineError: the caller is a coroutine, which should await instead.
+        TypeError: the argument is a coroutine function that was not called.
     """
     if not asyncio.iscoroutine(coroutine):
+        if inspect.iscoroutinefunction(coroutine):
+            name = getattr(coroutine, "__name__", "main")
+            raise TypeError(f"run: {name} is a coroutine function, expected a coroutine: write `run({name}())`")
         return coroutine
     if asyncio._get_running_loop() is None:
         return _run_here(coroutine)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import sys
 import threading
 import warnings
@@ -30,6 +31,8 @@ from flowmx.engine.scheduler import DONE, RUNNING, Marks, Operation, Token, Vari
 from flowmx.errors import EngineError
 from flowmx.event_loops import library, refuse, running_loop
 from flowmx.settings import Settings
+
+_log = logging.getLogger("flowmx.engine")
 
 current: ContextVar[Operation | None] = ContextVar("flowmx_operation", default=None)
 """The pushed operation that this code runs in."""
@@ -96,6 +99,7 @@ class Waiter:
         self._awaits = 0
         self._calls: WeakKeyDictionary[asyncio.AbstractEventLoop, Calls] = WeakKeyDictionary()
         self._warned: set[tuple[str, int]] = set()
+        self._has_logged_stall = False
         self.configure(Settings())
 
     def configure(self, config: Settings) -> None:
@@ -328,10 +332,23 @@ class Waiter:
         while not self._sleep_for_room(nbytes, has_room, timeout):
             before, completed = completed, self.books.scheduler.completed
             if before == completed and self._only_user_code_runs():
+                self._log_stall()
                 self.ops_limit = len(self.books.pending) + self._max_ops // 2
                 return
             if in_loop:
                 return
+
+    def _log_stall(self) -> None:
+        """Log once that pushes wait for operations that do not end."""
+        with self.books.lock:
+            names = [op.name for op in self.books.pending if op.state == RUNNING]
+        if not self._has_logged_stall:
+            self._has_logged_stall = True
+            _log.warning(
+                "%d operations are pending (the limit is FLOWMX_ENGINE_MAX_OPS=%d), so a push waited %g s for "
+                "running user code: %s. If that code waits for this thread, push it less work, or raise the limit",
+                len(self.books.pending), self._max_ops, _STALL_TIMEOUT, ", ".join(map(repr, names)),
+            )  # fmt: skip
 
     def _sleep_for_room(self, nbytes: int, has_room: Callable[[int], bool], timeout: float) -> bool:
         """Block until there is room, for at most ``timeout`` seconds; return whether there is room."""

@@ -192,6 +192,9 @@ class Generator:
         self._admit(request, schema)
         return Generation(request)
 
+    def __repr__(self) -> str:
+        return f"<Generator {self.name}>"
+
     @property
     def adapters(self) -> list[str]:
         """The names of the adapters that requests may name."""

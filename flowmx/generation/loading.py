@@ -71,6 +71,8 @@ def load(
         ImportError: ``tokenizers`` or ``jinja2`` is not installed.
     """
     path = Path(path)
+    if path.suffix != ".gguf" and path.is_file():
+        raise ValueError(f"{path} is not a language model: expected a .gguf file, or a folder with tokenizer.json")
     tokenizer = (
         Tokenizer.from_gguf(gguf.load(path).metadata) if path.suffix == ".gguf" else Tokenizer.from_json(path)
     )  # fmt: skip

@@ -250,6 +250,10 @@ def _inputs(shape: Any, dtype: Any, input_names: Sequence[str]) -> list[Input]:
             "pass shape=(3, 32, 32), or shape={name: (...)}",
             f"pass --shape 3,32,32, or --shape {input_names[0]}=3,32,32 for each input",
         )
+    if isinstance(shape, str):
+        raise TypeError(
+            f"shape is {shape!r}, expected a tuple of sizes such as (3, 32, 32), or a dict of them by input"
+        )
     if not isinstance(shape, Mapping):
         if len(input_names) != 1:
             raise ValueError(

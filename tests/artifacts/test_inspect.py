@@ -311,3 +311,24 @@ def test_shapes_that_python_2_wrote_are_read(tmp_path, declared):
     mx.model.save_checkpoint(str(tmp_path / "m"), 0, symbol, {"unused": mx.nd.zeros((1,))}, {})
     text = "data (3, 24, 24)" if declared.startswith("(0") and declared.endswith(")") else "data"
     assert inspect(tmp_path / "m").facts["inputs"] == text
+
+
+def test_the_settings_of_a_repository_declare_the_shape_and_a_guess_is_called_one(tmp_path):
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Conv2D(4, 3), mx.gluon.nn.GlobalAvgPool2D(), mx.gluon.nn.Dense(2))
+    net.initialize()
+    net.hybridize()
+    net(mx.nd.zeros((1, 3, 32, 32)))
+    net.export(str(tmp_path / "m"))
+    report = inspect(tmp_path / "m")
+    assert report.facts["inputs"] == "data (3, 224, 224)" and "other sizes fit too" in report.facts["sizes"]
+    (tmp_path / "model.toml").write_text("shape = [3, 32, 32]")
+    report = inspect(tmp_path / "m")
+    assert report.facts["inputs"] == "data (3, 32, 32)" and "sizes" not in report.facts
+
+
+@pytest.mark.parametrize("text", ["3", "{}", "[1]", '{"inputs": 3}', "[[]]", '[{"name": 1}]', "{"])
+def test_damaged_declarations_of_shapes_are_ignored(checkpoint, text):
+    for name in ("model-shapes.json", "signature.json", "model.toml"):
+        checkpoint.with_name(name).write_text(text)
+    assert inspect(checkpoint).facts["inputs"] == "data (3, 28, 28)"

@@ -541,7 +541,7 @@ async def test_a_push_at_the_limit_warns_once_a_line_inside_a_coroutine():
         await x
 
 
-def test_threads_that_an_operation_starts_never_wait_for_room_that_only_it_can_make():
+def test_threads_that_an_operation_starts_never_wait_for_room_that_only_it_can_make(caplog):
     variable = mx.engine.Variable()
 
     def starts_a_thread():
@@ -554,10 +554,14 @@ def test_threads_that_an_operation_starts_never_wait_for_room_that_only_it_can_m
         thread.join()
         return 5
 
+    caplog.set_level("WARNING", "flowmx.engine")
+    mx.engine.engine.waiting._has_logged_stall = False
     with mx.engine.using(engine_max_ops=8):
         op = mx.engine.push(starts_a_thread, writes=[variable])
         until(op.done)
         assert op.wait() == 5
+    assert [record.getMessage().partition(" (")[0] for record in caplog.records] == ["8 operations are pending"]
+    assert "running user code: 'starts_a_thread'" in caplog.text
 
 
 # -- endings of variables, priorities, waiters -------------------------------------------------------------

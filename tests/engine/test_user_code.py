@@ -622,3 +622,18 @@ def chain(error):
         actual.append(error)
         error = error.__cause__ or error.__context__
     return actual
+
+
+def test_one_array_or_variable_is_taken_as_a_list_of_it():
+    array, variable = mx.nd.zeros((3, 2)), mx.engine.Variable()
+    handle = mx.engine.push(lambda: 5, reads=array, writes=variable)
+    assert handle.reads == (array.variable,) and handle.writes == (variable,) and handle.wait() == 5
+
+
+def test_a_coroutine_function_that_was_not_called_is_refused():
+    async def main():
+        return 5
+
+    with pytest.raises(TypeError, match=r"main is a coroutine function, expected a coroutine: write `run\(main\(\)\)`"):
+        mx.run(main)
+    assert mx.run(main()) == 5

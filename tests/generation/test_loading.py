@@ -101,3 +101,10 @@ def test_a_real_model_answers():
 def test_an_application_takes_no_other_object():
     with pytest.raises(TypeError, match="expected a Predictor"):
         app("model.gguf")
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model-0000.params"])
+def test_a_file_that_is_no_language_model_is_refused(tmp_path, name):
+    (tmp_path / name).write_bytes(b"\x08\xff\xff")
+    with pytest.raises(ValueError, match=r"is not a language model: expected a \.gguf file"):
+        load(tmp_path / name)

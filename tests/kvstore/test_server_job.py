@@ -9,12 +9,14 @@ import sys
 import numpy as np
 import pytest
 
+import flowmx as mx
 from flowmx import settings
 from flowmx.comm.client import Peer
 from flowmx.comm.members import Job
 from flowmx.comm.node import Node
 from flowmx.comm.scheduler import Scheduler
 from flowmx.comm.security import Security
+from flowmx.errors import KVStoreError
 from flowmx.kvstore.server import main
 
 SERVERS = 2
@@ -84,3 +86,8 @@ async def test_sigterm_ends_a_server_cleanly():
 def test_outside_a_job_the_missing_setting_is_named(caplog):
     assert main.main([]) == 1
     assert "FLOWMX_SCHEDULER" in caplog.text
+
+
+def test_a_store_without_servers_is_refused_at_once():
+    with settings.override(scheduler="127.0.0.1:1", num_servers=0), pytest.raises(KVStoreError, match="--servers 1"):
+        mx.kv.create("dist_sync")

@@ -73,7 +73,10 @@ class Session:
 
     def __init__(self, mode: Mode, node: Node, servers: int, connect: Connect) -> None:
         if servers < 1:
-            raise KVStoreError("a distributed store needs at least one server: FLOWMX_NUM_SERVERS is 0")
+            raise KVStoreError(
+                "a distributed store needs at least one server, and FLOWMX_NUM_SERVERS is 0: start the job with "
+                "--servers 1"
+            )
         self.mode = mode
         self.node = node
         self.servers = servers
@@ -110,9 +113,7 @@ class Session:
         """
         config = settings.get()
         node, security, limits = Node.from_settings("worker"), Security.from_settings(), limits_for("job", LIMITS)
-        return cls(
-            mode, node, max(config.num_servers, 1), lambda at: Peer(at, security=security, node=node.id, limits=limits)
-        )
+        return cls(mode, node, config.num_servers, lambda at: Peer(at, security=security, node=node.id, limits=limits))
 
     # -- lifetime --------------------------------------------------------------------------------------
 
