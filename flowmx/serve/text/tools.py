@@ -36,7 +36,11 @@ class Tools(NamedTuple):
     is_parallel: bool = True
 
     def schema(self, form: ToolFormat) -> str:
-        """Return the JSON schema of the calls that are forced, as JSON."""
+        """Return the JSON schema of the calls that are forced, as JSON.
+
+        Raises:
+            BadRequest: the parameters of a function are nested too deeply.
+        """
         calls = [
             {
                 "type": "object", "required": ["name", form.arguments], "additionalProperties": False,
@@ -48,8 +52,11 @@ class Tools(NamedTuple):
         if form.is_list:
             count = _MAX_CALLS if self.is_parallel else 1
             schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": count}
-        definitions = {name: _moved(self.parameters[name], f"#/$defs/{name}") for name in self.forced}
-        return json.dumps({**schema, "$defs": definitions})
+        try:
+            definitions = {name: _moved(self.parameters[name], f"#/$defs/{name}") for name in self.forced}
+            return json.dumps({**schema, "$defs": definitions})
+        except RecursionError:
+            raise BadRequest("the parameters of a tool are nested too deeply", "tools") from None
 
 
 def parse_tools(fields: Fields) -> Tools | None:

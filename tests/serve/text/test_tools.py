@@ -276,6 +276,12 @@ async def test_forced_calls_fit_the_schema(marker, choice):
                     assert choice == "required"
         opening = {"<tool_call>": 12, "[TOOL_CALLS]": 1, "<|python_tag|>": 0}[marker]
         assert reply["usage"]["prompt_tokens"] == len(Bytes().encode(model.template.prompt)) + opening
+        nested = {}
+        for _ in range(400):
+            nested = {"items": {"items": nested}}
+        tools = [{"type": "function", "function": {"name": "f", "parameters": nested}}]
+        status, reply = await ask(client, tools=tools, tool_choice="required")
+        assert (status, reply["error"]["type"]) == (400, "invalid_request_error")
         tools = [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}]
         status, reply = await ask(client, tools=tools, tool_choice="required")
         assert (status, reply["error"]["param"]) == (400, "tools")
