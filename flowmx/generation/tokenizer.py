@@ -28,12 +28,20 @@ _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA = rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}{{1,3}}|{_REST}"
 _QWEN = rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}|{_REST}"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""The words of Mistral's newer models: a capital letter begins one."""
 _PATTERNS = {
     "default": None, "gpt-2": None, "smollm": None, "llama-bpe": _LLAMA, "llama3": _LLAMA, "llama-v3": _LLAMA,
-    "qwen2": _QWEN, "qwen35": _QWEN, "deepseek-r1-qwen": _QWEN,
+    "qwen2": _QWEN, "qwen35": _QWEN, "deepseek-r1-qwen": _QWEN, "tekken": _TEKKEN,
 }  # fmt: skip
 """The pattern of words by the name of a pre-tokenizer in GGUF files; None for GPT-2's."""
 _SINGLE_DIGITS = ("smollm",)
+_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
+"""Pre-tokenizers whose words are tokens if the vocabulary has them, whatever the merges; texts begin with a token."""
 _MAX_PIECE = 256
 """The maximum length of a token that is joined from pairs; longer ones only appear as they are."""
 
@@ -137,7 +145,8 @@ class Tokenizer:
         except Exception as error:  # the package raises its base class
             raise ValueError(f"the vocabulary is malformed: {error}") from None
         bos, eos = (_number(metadata, f"{name}_token_id", len(texts)) for name in ("bos", "eos"))
-        adds_bos = metadata.get("tokenizer.ggml.add_bos_token", kind == "llama") and bos is not None
+        has_bos = kind == "llama" or metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS
+        adds_bos = metadata.get("tokenizer.ggml.add_bos_token", has_bos) and bos is not None
         adds_eos = metadata.get("tokenizer.ggml.add_eos_token", False) and eos is not None
         ends = [_number(metadata, f"{name}_token_id", len(texts)) for name in ("eot", "eom")]
         tokenizer = cls(
@@ -224,7 +233,7 @@ def _byte_pairs(metadata: Mapping[str, Any], texts: Sequence[str]) -> tokenizers
         hint = did_you_mean(str(name), list(_PATTERNS))
         raise ValueError(f"the pre-tokenizer is {name!r}, expected one of {', '.join(_PATTERNS)}{hint}")
     merges = [_pair(merge) for merge in _expect(metadata, "merges", list)]
-    backend = Tokenizer(models.BPE(vocab=_numbers(texts), merges=merges, ignore_merges=name.startswith("llama")))
+    backend = Tokenizer(models.BPE(vocab=_numbers(texts), merges=merges, ignore_merges=name in _WHOLE_WORDS))
     pattern = _PATTERNS[name]
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if name in _SINGLE_DIGITS else []
     if pattern is not None:

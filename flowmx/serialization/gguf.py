@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -160,10 +161,48 @@ class GGUFFile(NamedTuple):
 def load(path: str | os.PathLike[str]) -> GGUFFile:
     """Read a file's metadata, and map its tensors.
 
+    A file may be split into parts: pass the first one, such as ``NAME-00001-of-00003.gguf``. The others are read from the
+    same folder.
+
     Raises:
         GGUFFormatError: The file is damaged, big-endian, or not a GGUF file of version 2 or 3.
-        OSError: The file cannot be read.
+        DataError: The file is a part that is not the first, or the parts do not belong together.
+        OSError: The file, or another part, cannot be read.
     """
+    first, source = _load_part(path), os.fspath(path)
+    count = first.metadata.get("split.count", 0)
+    if not isinstance(count, int) or count < 2:
+        return first
+    return _joined(first, source, count)
+
+
+def _joined(first: GGUFFile, source: str, count: int) -> GGUFFile:
+    """Return a file with the tensors of all parts, of which the first one has been read."""
+    name = re.fullmatch(r"(.*-)(\d{5})(-of-(\d{5})\.gguf)", source, re.DOTALL)
+    if name is None or int(name[4]) != count or first.metadata.get("split.no") != int(name[2]) - 1:
+        raise DataError(
+            f"{source} is part {first.metadata.get('split.no')} (from 0) of {count}, expected the name "
+            f"NAME-NUMBER-of-{count:05}.gguf with the number of the part, from 00001"
+        )
+    if name[2] != "00001":
+        raise DataError(f"{source} is not the first part: pass {name[1]}00001{name[3]}")
+    tensors = dict(first.tensors)
+    for number in range(1, count):
+        part_source = f"{name[1]}{number + 1:05}{name[3]}"
+        part = _load_part(part_source)
+        if part.metadata.get("split.no") != number or part.metadata.get("split.count") != count:
+            raise DataError(f"{part_source} is not part {number} (from 0) of {count}, as its name says")
+        if twice := tensors.keys() & part.tensors:
+            raise DataError(f"{part_source}: the tensor {min(twice)!r} is also in an earlier part")
+        tensors |= part.tensors
+    expected = first.metadata.get("split.tensors.count", len(tensors))
+    if expected != len(tensors):
+        raise DataError(f"{source}: the parts have {len(tensors)} tensors, expected {expected}")
+    return GGUFFile(first.metadata, tensors)
+
+
+def _load_part(path: str | os.PathLike[str]) -> GGUFFile:
+    """Read one file."""
     return read_from(path, lambda file: loads(_mapped(file, path), source=os.fspath(path)))
 
 

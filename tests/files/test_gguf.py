@@ -290,6 +290,45 @@ def test_cut_and_filled_files_are_read_or_refused(content, data):
         pass
 
 
+def _parts(folder, count=3, **change):
+    """Write a split file with a tensor in each part; return the parts."""
+    paths = [folder / f"net-{number + 1:05}-of-{count:05}.gguf" for number in range(count)]
+    for number, path in enumerate(paths):
+        split = {"split.no": np.uint16(number), "split.count": np.uint16(count), "split.tensors.count": np.int32(count)}
+        names = {"general.name": "whole"} if number == 0 else {}
+        gguf.save(path, names | split | (change if number == 1 else {}), {f"t{number}": np.full(3, number, np.float32)})
+    return paths
+
+
+def test_the_parts_of_a_split_file_are_joined(tmp_path):
+    first, second, third = _parts(tmp_path)
+    file = gguf.load(first)
+    assert file.metadata["general.name"] == "whole"
+    assert [tensor.to_numpy().tolist() for tensor in file.tensors.values()] == [[at] * 3 for at in (0.0, 1.0, 2.0)]
+    with pytest.raises(ValueError, match=r"not the first part: pass .*net-00001-of-00003\.gguf"):
+        gguf.load(second)
+    third.unlink()
+    with pytest.raises(FileNotFoundError, match="net-00003-of-00003"):
+        gguf.load(first)
+    first.rename(tmp_path / "other.gguf")
+    with pytest.raises(ValueError, match=r"is part 0 \(from 0\) of 3, expected the name NAME-NUMBER-of-00003"):
+        gguf.load(tmp_path / "other.gguf")
+
+
+def test_parts_that_do_not_belong_together_are_refused(tmp_path):
+    first, *_ = _parts(tmp_path, **{"split.no": np.uint16(2)})
+    with pytest.raises(ValueError, match=r"00002-of-00003\.gguf is not part 1"):
+        gguf.load(first)
+    first, second, _ = _parts(tmp_path)
+    split = gguf.loads(second.read_bytes()).metadata
+    gguf.save(second, split, {"t0": np.zeros(3, np.float32)})
+    with pytest.raises(ValueError, match="'t0' is also in an earlier part"):
+        gguf.load(first)
+    gguf.save(second, split, {})
+    with pytest.raises(ValueError, match="the parts have 2 tensors, expected 3"):
+        gguf.load(first)
+
+
 def test_missing_files_and_pipes(tmp_path):
     with pytest.raises(FileNotFoundError):
         gguf.load(tmp_path / "missing")

@@ -61,6 +61,27 @@ def test_gguf_metadata_and_json_give_the_same_tokens(backend, tmp_path):
     assert other.token_text(1) == "<|end|>"
 
 
+def test_words_of_tekken_begin_with_a_capital_and_digits_are_alone():
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    words = ["oW", "12", "Wo", "'s", "ab", "abc", "/Ċ"]
+    merges = ["o W", "1 2", "W o", "' s", "a b", "/ Ċ"]
+    metadata = {
+        "model": "gpt2", "pre": "tekken", "tokens": ["<s>", *alphabet, *words], "merges": merges,
+        "token_type": np.array([3] + [1] * (len(alphabet) + len(words)), np.int32), "bos_token_id": 0,
+    }  # fmt: skip
+
+    def pieces(text, **more):
+        names = {f"tokenizer.ggml.{name}": value for name, value in (metadata | more).items()}
+        tokenizer = Tokenizer.from_gguf(names)
+        return [tokenizer.token_text(token) for token in tokenizer.encode(text)]
+
+    assert pieces("oWo") == ["<s>", "o", "Wo"]
+    assert pieces("abc") == ["<s>", "abc"]  # a whole word, though no merge makes it
+    assert pieces("Ab's12!/\n") == ["<s>", "A", "b", "'s", "1", "2", "!", "/\n"]
+    assert pieces("oW", pre="qwen2") == ["oW"]
+    assert pieces("12", pre="llama-bpe", add_bos_token=False) == ["12"]
+
+
 def test_special_tokens_are_added_where_the_file_says_so(backend):
     metadata = metadata_of(backend, bos_token_id=0, eos_token_id=1, add_bos_token=True, add_eos_token=True)
     tokenizer = Tokenizer.from_gguf(metadata)
