@@ -161,8 +161,8 @@ class GGUFFile(NamedTuple):
 def load(path: str | os.PathLike[str]) -> GGUFFile:
     """Read a file's metadata, and map its tensors.
 
-    A file may be split into parts: pass the first one, such as ``NAME-00001-of-00003.gguf``. The others are read from the
-    same folder.
+    A file may be split into parts: pass the first one, such as ``NAME-00001-of-00003.gguf``. The others are read from
+    the same folder.
 
     Raises:
         GGUFFormatError: The file is damaged, big-endian, or not a GGUF file of version 2 or 3.

@@ -466,7 +466,8 @@ def test_the_first_token_of_a_prompt_under_load_comes_with_the_second_step_at_th
                 for _ in range(3):
                     before = len(steps)
                     await anext(generator([*range(2, 50), *range(2, 50)][:length], max_tokens=1, seed=length))
-                    assert len(steps) - before <= 2  # the step that ran when the prompt came, and its own
+                    own = [tokens > 16 for tokens in steps[before:]].index(True)
+                    assert own <= 1  # before it, only the step that ran when the prompt came
                     assert not all(each.done() for each in readers)
             for reader in readers:
                 reader.cancel()
