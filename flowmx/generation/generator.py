@@ -102,6 +102,7 @@ class Generator:
         max_length: the maximum number of tokens of a prompt and its text.
 
     Raises:
+        TypeError: the decoder is a network.
         ValueError: a number is not positive.
 
     Example:
@@ -115,6 +116,11 @@ class Generator:
         name: str = "model", max_sequences: int = 16, prefill_tokens: int = 256, max_requests: int = 1024,
         max_length: int | None = None, drafts: int = 0, metrics: Metrics | None = None,
     ) -> None:  # fmt: skip
+        if not hasattr(decoder, "pages"):
+            raise TypeError(
+                f"decoder is a {type(decoder).__name__}, expected a decoder with a cache: write "
+                "Generator(PagedDecoder(net, pages=128)), whose cache has 128 pages of 16 tokens"
+            )
         self.decoder, self.tokenizer, self.template, self.name = decoder, tokenizer, template, name
         self._scheduler = Scheduler(
             PagePool(decoder.pages, decoder.page_size), max_sequences, prefill_tokens, max_requests
@@ -191,9 +197,6 @@ class Generator:
         )  # fmt: skip
         self._admit(request, schema)
         return Generation(request)
-
-    def __repr__(self) -> str:
-        return f"<Generator {self.name}>"
 
     @property
     def adapters(self) -> list[str]:

@@ -142,3 +142,26 @@ def test_the_extension_of_ipython_folds_the_tracebacks_of_the_shell_and_gives_it
     error = raised(lambda: mx.nd.ones((2, 3)).reshape((7, 7)).asnumpy())
     text = writer.structured_traceback(type(error), error, error.__traceback__)
     assert 0 < len(text) < len(structured_traceback(type(error), error, error.__traceback__))
+
+
+CALLS = {
+    "nn.TransformerEncoderLayer(d_model=32, nhead=4)": "flowmx: d_model is units here; nhead is num_heads here",
+    "nn.Embedding(num_embeddings=10, embedding_dim=4)": "flowmx: num_embeddings is input_dim here; embedding_dim is "
+    "output_dim here",
+    "nn.Dropout(p=0.5)": "flowmx: p is rate here",
+    "gluon.data.DataLoader([1], 1, drop_last=True)": "flowmx: drop_last is last_batch='discard' here",
+    "mx.nd.zeros((2,), device='cpu')": "flowmx: device is ctx here",
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_arguments_of_other_libraries_are_named_by_a_note(call, tmp_path):
+    program = (
+        f"import flowmx as mx\nfrom flowmx import gluon\nfrom flowmx.gluon import nn\nmx.nd.ones((1,)) + 1\n{call}\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "program.py")], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 1 and done.stderr.endswith(f"{CALLS[call]}\n"), done.stderr

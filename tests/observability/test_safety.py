@@ -388,3 +388,18 @@ def test_sparse_arrays_are_looked_at():
         assert (rows * 2).asnumpy().tolist() == [[2, 4], [0, 0]]
         with pytest.raises(NonFiniteError, match="inf"):
             (rows * np.inf).asnumpy()
+
+
+def test_a_watch_that_is_never_entered_warns():
+    with pytest.warns(UserWarning, match="stop_at_nan\\(\\) watches nothing without `with`"):
+        stop_at_nan()
+
+
+def test_a_watch_is_a_decorator():
+    @stop_at_nan()
+    def function(x):
+        return mx.nd.log(x).asnumpy()
+
+    assert function(mx.nd.ones((2,))).tolist() == [0, 0]
+    with pytest.raises(NonFiniteError):
+        function(-mx.nd.ones((2,)))

@@ -10,11 +10,12 @@ infinities.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from functools import partial
-from typing import Any, cast
+from functools import partial, wraps
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -29,6 +30,8 @@ from flowmx.observability.safety.finding import Finding, NonFiniteError
 from flowmx.ops.math.finite import all_finite, count_nonfinite
 from flowmx.ops.registry.operators import Array
 from flowmx.scopes import Value, enter, leave
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _MOVES = frozenset({"store", "seed", "assign", "fill", "copy", "array"})
 """Operations without a computation."""
@@ -169,13 +172,50 @@ def current() -> OutputCheck | None:
     return _local.check
 
 
-@contextmanager
-def stop_at_nan(infinity: bool = True) -> Iterator[Watch]:
+class _Scope(AbstractContextManager[Watch]):
+    """The context of :func:`stop_at_nan`; it warns if it is never entered."""
+
+    def __init__(self, infinity: bool) -> None:
+        self._watch = Watch(True, infinity)
+        self._frames: list[Any] = []
+        self._is_entered = False
+
+    def __enter__(self) -> Watch:
+        self._is_entered = True
+        self._frames.append(enter(_scope, Value(self._watch)))
+        _begin()
+        return self._watch
+
+    def __exit__(self, *error: object) -> None:
+        _end()
+        leave(_scope, self._frames.pop())
+
+    def __call__(self, function: F) -> F:
+        """Watch the calls of a function: a decorator."""
+        self._is_entered = True
+
+        @wraps(function)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with stop_at_nan(self._watch.infinity):
+                return function(*args, **kwargs)
+
+        return watched  # type: ignore[return-value]
+
+    def __del__(self) -> None:
+        if not self._is_entered:
+            warnings.warn(
+                "stop_at_nan() watches nothing without `with`: write `with mx.anomaly.stop_at_nan():`, or set "
+                "FLOWMX_STOP_AT_NAN=1 for the whole program",
+                stacklevel=2,
+            )
+
+
+def stop_at_nan(infinity: bool = True) -> AbstractContextManager[Watch]:
     """Raise at the first NaN or infinity computed by an operation pushed in the context.
 
     The error is raised where a result is awaited, and by the next ``Trainer.step`` or ``Module.update``. It names the
     operator, the layer and the step. Infinities computed from infinities (masks) are not reported, nor are arrays that
-    are filled or provided by the user.
+    are filled or provided by the user. A call without ``with`` watches nothing, and warns.
 
     Args:
         infinity: whether to report infinities too.
@@ -183,14 +223,7 @@ def stop_at_nan(infinity: bool = True) -> Iterator[Watch]:
     Raises:
         NonFiniteError: an operation computed such a value.
     """
-    watch = Watch(True, infinity)
-    frame = enter(_scope, Value(watch))
-    _begin()
-    try:
-        yield watch
-    finally:
-        _end()
-        leave(_scope, frame)
+    return _Scope(infinity)
 
 
 def watch_all(watch: Watch) -> None:
