@@ -34,7 +34,9 @@ def test_widening_matches_numpy(half):
     numbers = np.arange(1 << 16, dtype=np.uint16).view(half)
     actual = np.empty(numbers.shape, np.float32)
     assert copy(numbers, actual)
-    assert_same(actual, numbers.astype(np.float32))
+    with np.errstate(invalid="ignore"):  # some processors report a signaling NaN
+        expected = numbers.astype(np.float32)
+    assert_same(actual, expected)
 
 
 @pytest.mark.parametrize("half", HALVES)
