@@ -128,6 +128,10 @@ def inputs_of(symbol: Symbol, graph: GraphJSON, arrays: Mapping[str, Any], folde
     declared = {**_shapes_of_variables(symbol), **declared_shapes(folder), **_shapes_of_settings(folder, names)}
     shapes = {name: declared.get(name) or _shape_by_layer(name, graph, arrays) for name in names}
     is_guess = False
+    for name in [name for name in names if name in declared] if len(names) == 1 and arrays else ():
+        sizes = declared[name]
+        if None not in sizes and not _fits(symbol, {name: (1, *(size or 1 for size in sizes))}, arrays):
+            shapes[name] = _shape_by_layer(name, graph, arrays)  # the declaration is that of another model
     if len(names) == 1 and shapes[names[0]][1:] == (None, None):
         shapes[names[0]], is_guess = _complete(symbol, names[0], shapes[names[0]], arrays)
     return Inputs(shapes, is_guess)

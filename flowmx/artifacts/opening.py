@@ -29,11 +29,15 @@ class OpenedArtifact(NamedTuple):
     scratch: tuple[ScratchFolder, ...] = ()
 
 
-def open_artifact(path: Path) -> OpenedArtifact:
+def open_artifact(path: Path, with_code: bool = False) -> OpenedArtifact:
     """Return a path that can be loaded as a model: a file, a folder, or the prefix of a checkpoint.
 
     An archive (``model.tar.gz``) is unpacked, also inside another one. A checkpoint whose files have other names than
     MXNet's (``symbol.json`` and ``params``) is linked under MXNet's names. Other paths are returned unchanged.
+
+    Args:
+        path: the path.
+        with_code: whether to unpack ``.mar`` files too. Their handler, which is code, is not run.
 
     Raises:
         DataError: an archive is damaged or hostile.
@@ -41,7 +45,7 @@ def open_artifact(path: Path) -> OpenedArtifact:
     """
     scratch: list[ScratchFolder] = []
     for _ in range(_MAX_DEPTH):
-        archive = _archive_at(path)
+        archive = _archive_at(path, with_code)
         if archive is None:
             break
         scratch.append(unpack(archive))
@@ -53,18 +57,18 @@ def open_artifact(path: Path) -> OpenedArtifact:
     return OpenedArtifact(path, tuple(scratch))
 
 
-def _archive_at(path: Path) -> Path | None:
+def _archive_at(path: Path, with_code: bool) -> Path | None:
     """Return the archive that a path is, or that is the only model in a folder, or None."""
     if path.is_file():
-        return path if _is_opened(path) else None
+        return path if _is_opened(path, with_code) else None
     if not path.is_dir() or find_checkpoints(path) or any(path.glob("*.onnx")):
         return None
-    files = [file for file in path.iterdir() if _is_opened(file)]
+    files = [file for file in path.iterdir() if _is_opened(file, with_code)]
     return files[0] if len(files) == 1 else None
 
 
-def _is_opened(path: Path) -> bool:
-    return path.suffix != _HANDLER_SUFFIX and is_archive(path) and not holds_arrays(path)
+def _is_opened(path: Path, with_code: bool) -> bool:
+    return (with_code or path.suffix != _HANDLER_SUFFIX) and is_archive(path) and not holds_arrays(path)
 
 
 def _innermost(folder: Path) -> Path:

@@ -122,7 +122,8 @@ def _predictor(options: argparse.Namespace) -> Predictor:
     return create_predictor(
         Path(options.model), options.handler, _image(options), shape=usage.shapes(options.shape), dtype=options.dtype,
         epoch=options.epoch, max_batch=options.max_batch, max_latency=options.max_latency / 1000,
-        max_queue=options.max_queue, lengths=options.lengths, finite=options.finite, name=options.name,
+        max_queue=options.max_queue, lengths=options.lengths, finite=options.finite,
+        name=options.name if options.name != _DEFAULT_NAME else None,
         **_session_options(options),
     )  # fmt: skip
 
@@ -240,7 +241,9 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     _add_generation(parser)
     parser.add_argument(
-        "--name", default=_DEFAULT_NAME, help="name of the model in paths and metrics (default: %(default)s)"
+        "--name",
+        default=_DEFAULT_NAME,
+        help="name of the model in paths and metrics (default: that of a model archive, else %(default)s)",
     )
     parser.add_argument("--repository", metavar="FOLDER", help="serve all models and archives of a folder")
     parser.add_argument(

@@ -9,7 +9,7 @@ from flowmx.artifacts.archives import unpack
 from flowmx.errors import AdviceError
 from flowmx.serve.handlers import load_handler
 from flowmx.serve.images import ImageTransform
-from flowmx.serve.mms import Handler, archive_handler, manifest_handler
+from flowmx.serve.mms import Handler, archive_handler, manifest_handler, manifest_name
 from flowmx.serve.model_archives import SUFFIX, is_archive
 from flowmx.serve.predictor import Predictor
 
@@ -17,6 +17,7 @@ __all__ = ["create_predictor"]
 
 _OF_MODELS = ("shape", "dtype", "epoch", "sizes", "lengths", "finite", "image", "states", "sessions", "constants")
 """Options that handlers have no use for."""
+_DEFAULT_NAME = "model"
 _MODEL_FILES = ("*-symbol.json", "*.onnx", "config.json")
 
 
@@ -30,7 +31,7 @@ def create_predictor(
             temporary folder.
         handler: a module or file with hooks or a handler; see :func:`load_handler`.
         image: the options of the image transform; True for none.
-        **options: arguments of :class:`Predictor`.
+        **options: arguments of :class:`Predictor`. Without a name, an archive has that of its manifest or file.
 
     Raises:
         AdviceError: the folder is an archive of Multi Model Server, and its handler was not named; or options of models
@@ -45,6 +46,8 @@ def create_predictor(
     hooks = None if handler is None else load_handler(handler, folder)
     if isinstance(hooks, Handler):
         hooks.archive = archive
+        if archive is not None:
+            options["name"] = options.get("name") or manifest_name(folder) or path.stem
         extra = [name for name in _OF_MODELS if {**options, "image": image}.get(name)]
         if extra:
             raise AdviceError(
@@ -52,12 +55,14 @@ def create_predictor(
                 f"leave out {', '.join(extra)}", "leave out " + ", ".join(f"--{name}" for name in extra),
             )  # fmt: skip
         options = {name: value for name, value in options.items() if name not in _OF_MODELS}
+        options["name"] = options.get("name") or _DEFAULT_NAME
         return Predictor(hooks, **options)
     if hooks is None and path.is_dir() and (named := manifest_handler(path)):
         raise AdviceError(
             f"{path} is a model archive of Multi Model Server, whose code is the handler {named!r}",
             f"pass handler={named!r} to run it", f"pass --handler {named} to run it",
         )  # fmt: skip
+    options["name"] = options.get("name") or _DEFAULT_NAME
     decode, encode = (None, None) if hooks is None else (hooks.decode, hooks.encode)
     return Predictor(path, decode=decode, encode=encode, image=image, **options)
 

@@ -32,7 +32,16 @@ from flowmx.serve.multipart import FORM, parts
 from flowmx.serve.replies import JSON_TYPE, Refusal, Reply
 from flowmx.serve.request_head import Head
 
-__all__ = ["HANDLER_HOOKS", "Handler", "HandlerModel", "Request", "archive_handler", "is_handler", "manifest_handler"]
+__all__ = [
+    "HANDLER_HOOKS",
+    "Handler",
+    "HandlerModel",
+    "Request",
+    "archive_handler",
+    "is_handler",
+    "manifest_handler",
+    "manifest_name",
+]
 
 _STEPS = ("preprocess", "inference", "postprocess")
 _TEXT_TYPE = "text/plain; charset=utf-8"
@@ -138,6 +147,13 @@ def manifest_handler(folder: Path) -> str | None:
     model = (read_manifest(folder) or {}).get("model")
     handler = model.get("handler") if isinstance(model, Mapping) else None
     return handler if isinstance(handler, str) else None
+
+
+def manifest_name(folder: Path) -> str | None:
+    """Return the name of the model in a folder's manifest, if it has one."""
+    model = (read_manifest(folder) or {}).get("model")
+    name = model.get("modelName") if isinstance(model, Mapping) else None
+    return name if isinstance(name, str) and name else None
 
 
 def archive_handler(path: Path, folder: Path) -> str:

@@ -332,3 +332,19 @@ def test_damaged_declarations_of_shapes_are_ignored(checkpoint, text):
     for name in ("model-shapes.json", "signature.json", "model.toml"):
         checkpoint.with_name(name).write_text(text)
     assert inspect(checkpoint).facts["inputs"] == "data (3, 28, 28)"
+
+
+def test_the_shape_of_another_model_in_the_folder_is_ignored(checkpoint):
+    declaration = [{"name": "data", "shape": [1, 3, 224, 224]}]
+    checkpoint.with_name("model-shapes.json").write_text(json.dumps(declaration))
+    assert inspect(checkpoint).facts["inputs"] == "data (3, 28, 28)"
+
+
+def test_the_model_of_an_archive_with_a_handler_is_converted(checkpoint, tmp_path):
+    with zipfile.ZipFile(tmp_path / "m.mar", "w") as archive:
+        for end in ("-symbol.json", "-0003.params"):
+            archive.write(checkpoint.with_name(f"small{end}"), f"small{end}")
+        archive.writestr("service.py", "raise SystemExit('executed')")
+        archive.writestr("MAR-INF/MANIFEST.json", '{"model": {"handler": "service:handle"}}')
+    assert main(["convert", str(tmp_path / "m.mar"), str(tmp_path / "written")]) == 0
+    assert_same_prediction(tmp_path / "written", checkpoint)

@@ -149,7 +149,7 @@ async def test_an_archive_is_served_with_its_handler(carried, tmp_path, scratch)
     [folder] = scratch.iterdir()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     async with carried(predictor) as ask:
-        status, _, answer = await ask("POST", "/predictions/model", b"1", Content_Type=JSON)
+        status, _, answer = await ask("POST", "/predictions/animals", b"1", Content_Type=JSON)
         assert (status, json.loads(answer)) == (200, {"label": "dog", "scale": 3, "name": "animals"})
     del predictor, ask
     gc.collect()

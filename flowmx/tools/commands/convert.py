@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
     from flowmx.tools.commands.convert_check import check
     from flowmx.tools.commands.convert_formats import Job, convert
 
-    artifact = open_artifact(arguments.source)
+    artifact = open_artifact(arguments.source, with_code=True)
     job = Job(
         artifact.path, arguments.target, usage.shapes(arguments.shape), arguments.dtype, arguments.batch,
         arguments.epoch, arguments.states,
