@@ -41,6 +41,7 @@ def test_no_read_is_torn(reads):
 
     async def read(count):
         for _ in range(count):
+            await mx.engine.wait_for_capacity()
             version, out = updates, net(x)  # pushed, not awaited: updates follow at once
             values = await out
             np.testing.assert_array_equal(values.asnumpy(), np.full(WEIGHTS, version, np.float32))
@@ -49,6 +50,7 @@ def test_no_read_is_torn(reads):
         nonlocal updates
         readers = [asyncio.create_task(read(reads // WEIGHTS // 8)) for _ in range(8)]
         while not all(each.done() for each in readers):
+            await mx.engine.wait_for_capacity()
             update(net, trainer, x)
             updates += 1
             await asyncio.sleep(0)
