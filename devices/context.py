@@ -49,7 +49,9 @@ class Context(metaclass=ClassProperties):
         context = cls._contexts.get(key)
         if context is None:
             if device_type not in cls.devstr2type:
-                raise UnknownDevice(f"device type is {device_type!r}, expected one of {sorted(cls.devstr2type)}")
+                kind: object = device_type
+                hint = "; a shape is one argument: ones((2, 3))" if isinstance(kind, int) else ""
+                raise UnknownDevice(f"device type is {device_type!r}, expected one of {sorted(cls.devstr2type)}{hint}")
             if type(device_id) is not int or device_id < 0:
                 raise DeviceError(f"device id is {device_id!r}, expected a non-negative int")
             context = super().__new__(cls)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from flowmx import settings
+from flowmx.errors import OutOfMemory
 
 MIN_BYTES = 1 << 16
 """The smallest arrays in the pool, in bytes; the system's allocator caches smaller ones itself."""
@@ -77,7 +78,11 @@ class Pool:
         return self._used
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Allocate an uninitialized C-contiguous array, aligned to pages."""
+        """Allocate an uninitialized C-contiguous array, aligned to pages.
+
+        Raises:
+            OutOfMemory: the system has too little memory.
+        """
         nbytes = math.prod(shape) * dtype.itemsize
         size = size_class(nbytes)
         self._collect()
@@ -87,7 +92,15 @@ class Pool:
             self._peak = self._used
         if block is None:
             self._evict(max(0, self._peak + self._peak // 8 + _SPARE - self._used))
-            block = _map(size)
+            try:
+                block = _map(size)
+            except OSError as error:
+                self._used -= size
+                self._peak = self._used
+                raise OutOfMemory(
+                    f"an array of shape {shape} and dtype {dtype.name} needs {nbytes} bytes, which the system "
+                    f"refuses ({error.strerror}); {self._used} bytes of arrays are in use"
+                ) from None
         lease = _Lease((size,), np.uint8, block)
         ticket = _Ticket(lease, self._returned.append)
         ticket.block = block

@@ -107,7 +107,10 @@ class Tokenizer:
         path = Path(path)
         path = path / "tokenizer.json" if path.is_dir() else path
         if not path.exists():
-            raise FileNotFoundError(f"{path} does not exist, expected the tokenizer.json of a model")
+            raise FileNotFoundError(
+                f"{path} does not exist, expected a .gguf file or a folder with tokenizer.json; models are not "
+                "downloaded by name"
+            )
         try:
             backend = package.Tokenizer.from_file(str(path))
         except Exception as error:  # the package raises its base class

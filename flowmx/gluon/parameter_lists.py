@@ -33,7 +33,10 @@ def as_list(params: object) -> list[Parameter]:
     if isinstance(params, (ParameterDict, Mapping)):
         params = [params[key] for key in sorted(params.keys())]
     if not isinstance(params, (list, tuple)):
-        raise ArgumentKindError(f"Trainer: params is {type(params).__name__}, expected a dict or list of Parameters")
+        hint = ": pass net.collect_params()" if hasattr(params, "collect_params") else ""
+        raise ArgumentKindError(
+            f"Trainer: params is {type(params).__name__}, expected a dict or list of Parameters{hint}"
+        )
     for param in params:
         if not isinstance(param, Parameter):
             raise TypeError(

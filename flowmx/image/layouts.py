@@ -30,5 +30,11 @@ def expect_channels_last(function: str, image: Any) -> None:
     if len(shape) in (3, 4) and shape[-3] in _CHANNELS and shape[-1] > max(_CHANNELS):
         warn_user(
             f"{function}: the image has shape {shape}, which looks like (channels, height, width), expected (height, "
-            f"width, channels): apply {function} before ToTensor(), and ToTensor() once", _warned_lines,
+            f"width, channels): "
+            + (
+                "ToTensor() has been applied already, or the image must be transposed"
+                if function == "ToTensor()"
+                else f"apply {function} before ToTensor()"
+            ),
+            _warned_lines,
         )  # fmt: skip

@@ -68,9 +68,10 @@ class NDArrayIter(DataIter):
         self.num_data = self.data[0][1].shape[self.axis]
         for name, array in (*self.data, *self.label):
             if array.ndim <= self.axis or array.shape[self.axis] < self.num_data:
+                hint = ": a list is read as several arrays; pass numpy.array(values)" if not array.ndim else ""
                 raise ValueError(
                     f"NDArrayIter: {name!r} has shape {array.shape}, expected {self.num_data} samples on axis "
-                    f"{self.axis} as {self.data[0][0]!r} has"
+                    f"{self.axis} as {self.data[0][0]!r} has{hint}"
                 )
         if last_batch_handle == "discard" and self.num_data < batch_size:
             raise ValueError(

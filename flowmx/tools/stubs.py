@@ -10,6 +10,7 @@ import ast
 import inspect
 import keyword
 import textwrap
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -210,12 +211,26 @@ def derived_stub(module: ModuleType, functions: ModuleType, prefix: str) -> str:
         prefix: the prefix, such as ``_linalg_``.
     """
     operators = set(public_names())
-    own = vars(module).keys() - {"__all__"}
+    own = _own_names(module)
     sources = {name: next((each for each in _sources(prefix, name) if each in operators), None) for name in dir(module)}
     derived = {name: source for name, source in sources.items() if source and name not in own}
     imports = [f"from {functions.__name__} import {source} as {name}\n" for name, source in derived.items()]
     exported = [f"    {name!r},\n" for name in sorted({*module.__all__} & (derived.keys() | own))]
     return "".join([module_stub(module), *imports, "\n__all__ = [\n", *exported, "]\n"])
+
+
+def _own_names(module: ModuleType) -> set[str]:
+    """Return the names that the source of a module defines; its variables also have operators that were looked up."""
+    names: set[str] = set()
+    for node in ast.parse(inspect.getsource(module)).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            imported = {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+            names |= {*import_module(str(node.module)).__all__} if "*" in imported else imported  # type: ignore[union-attr]
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names - {"__all__"}
 
 
 def _sources(prefix: str, name: str) -> tuple[str, ...]:

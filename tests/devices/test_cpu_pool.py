@@ -267,3 +267,19 @@ def test_a_child_writes_to_separate_memory(small):
         os._exit(0 if (array == 2).all() else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert (array == 1).all()
+
+
+def test_an_array_that_does_not_fit_names_its_size_and_leaves_the_pool_as_it_was(monkeypatch):
+    pool = Pool(limit=16 * MIB)
+    first = pool.array((MIN_BYTES,), np.dtype(np.uint8))
+
+    def refuse(size):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(cpu_pool, "_map", refuse)
+    used = pool.used_bytes
+    with pytest.raises(
+        mx.errors.OutOfMemory, match=r"shape \(1000000, 1000000\) and dtype float32 needs 4000000000000 bytes"
+    ):
+        pool.array((10**6, 10**6), np.dtype(np.float32))
+    assert pool.used_bytes == used and pool._peak == used and first.size == MIN_BYTES

@@ -233,3 +233,25 @@ def test_layers_of_activations_exist(name):
     layer = eval(f"nn.{activations._LAYERS[name]}", {"nn": nn})
     layer.initialize()
     assert layer(X).shape == X.shape
+
+
+MISTAKES = {
+    "Activation(softmax)": (lambda: nn.Activation("softmax")(X), "SoftmaxCrossEntropyLoss applies it"),
+    "Conv2D(same)": (lambda: nn.Conv2D(2, 3, padding="same"), "padding=k // 2 keeps the size"),
+    "Trainer(net)": (lambda: mx.gluon.Trainer(NET, "adam"), r"pass net\.collect_params\(\)"),
+    "ones(2, 3)": (lambda: mx.nd.ones(2, 3), r"a shape is one argument: ones\(\(2, 3\)\)"),
+    "NDArrayIter(list)": (lambda: mx.io.NDArrayIter(X, [1, 2], 2), r"pass numpy\.array\(values\)"),
+    "load(gpt2)": (lambda: mx.generation.load("gpt2"), "models are not downloaded by name"),
+    "Generator(net)": (lambda: mx.generation.Generator(NET), r"write Generator\(PagedDecoder\(net, pages=128\)\)"),
+    "Predictor(shape)": (
+        lambda: mx.serve.Predictor(NET, shape="5"),
+        r"expected a tuple of sizes such as \(3, 32, 32\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_common_mistake_has_a_message_that_says_what_to_write(name):
+    call, message = MISTAKES[name]
+    with pytest.raises((mx.MXNetError, ValueError, TypeError, FileNotFoundError), match=message):
+        call()

@@ -57,7 +57,7 @@ def test_channels_first_warn_in_transforms_of_images(name, shape):
 
 def test_a_second_to_tensor_in_a_composition_warns():
     twice = transforms.Compose([transforms.ToTensor(), transforms.ToTensor()])
-    with pytest.warns(UserWarning, match=r"ToTensor\(\) once"):
+    with pytest.warns(UserWarning, match=r"ToTensor\(\) has been applied already"):
         twice(image(12, 10, 3))
 
 

@@ -36,6 +36,11 @@ class Activation(Layer):
         return self._act_type
 
     def hybrid_forward(self, F: Functions, x: Tensor) -> Tensor:
+        if self._act_type in ("softmax", "log_softmax"):
+            raise ParameterError(
+                f"Activation: there is no activation {self._act_type!r}: leave it out, since SoftmaxCrossEntropyLoss "
+                f"applies it, or use gluon.nn.HybridLambda({self._act_type!r})"
+            )
         if self._act_type in _LAYERS:
             raise ParameterError(
                 f"Activation: there is no activation {self._act_type!r}, only 'relu', 'sigmoid', 'tanh', 'softrelu' "

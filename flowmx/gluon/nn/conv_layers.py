@@ -47,11 +47,14 @@ class _Spatial(Layer):
             function.__qualname__ = f"{cls.__qualname__}.__init__"
             cls.__init__ = function  # type: ignore[method-assign]
 
-    def _lengths(self, name: str, value: Lengths) -> tuple[int, ...]:
+    def _lengths(self, name: str, value: Any) -> tuple[int, ...]:
         """Return a number for each axis."""
         lengths = (value,) * self.axes if isinstance(value, int) else tuple(value)
-        if len(lengths) != self.axes:
-            raise ValueError(f"{type(self).__name__}: {name} is {value!r}, expected a number or {self.axes} of them")
+        if len(lengths) != self.axes or isinstance(value, str):
+            hint = "; for a kernel of odd size k, padding=k // 2 keeps the size" if value == "same" else ""
+            raise ValueError(
+                f"{type(self).__name__}: {name} is {value!r}, expected a number or {self.axes} of them{hint}"
+            )
         return lengths
 
     def _layout(self, layout: str | None) -> str:
