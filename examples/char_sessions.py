@@ -31,7 +31,7 @@ def zen() -> str:
 
 
 class Characters(HybridBlock):
-    """The logits of the next character after each of some characters, and the next state.
+    """A recurrent model that returns the logits of the next characters and the next state.
 
     Args:
         size: the number of different characters.

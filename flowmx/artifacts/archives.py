@@ -1,4 +1,4 @@
-"""Archives (zip and tar files), which are unpacked into private temporary folders.
+"""Unpack archives (zip and tar files) into private temporary folders.
 
 All entries are checked before the first one is written, because an archive may be hostile: names outside the folder,
 links, devices, and files that are far larger than the archive are refused.

@@ -43,6 +43,8 @@ _SIZES = (224, 32, 28, 299, 227, 112, 64, 96, 128, 160, 192, 256, 300, 320, 384,
 """Heights and widths of images that are tried first, most usual first."""
 _MAX_SIZE = 256
 """The largest height and width that is tried after those."""
+_MAX_WORK = 200_000
+"""The number of operators whose shapes are inferred to find the size of images."""
 _DECLARATIONS = ("model-shapes.json", "signature.json")
 
 
@@ -225,7 +227,8 @@ _KEEP_SHAPES = {
 def _complete(symbol: Symbol, name: str, shape: Shape, arrays: Mapping[str, Any]) -> tuple[Shape, bool]:
     """Return the shape of an image with the first usual size that fits the parameters, and whether another one fits."""
     channels = shape[0] or 1
-    for size in (*_SIZES, *(size for size in range(1, _MAX_SIZE) if size not in _SIZES)):
+    sizes = [*_SIZES, *(size for size in range(1, _MAX_SIZE) if size not in _SIZES)]
+    for size in sizes[: max(1, _MAX_WORK // len(symbol.get_internals()))]:
         if _fits(symbol, {name: (1, channels, size, size)}, arrays):
             return (channels, size, size), _fits(symbol, {name: (1, channels, 2 * size, 2 * size)}, arrays)
     return shape, False

@@ -48,6 +48,8 @@ def _inspect(path: Path, depth: int) -> Report:
         if not symbol.exists():
             raise FileNotFoundError(f"there is no file or folder {str(path)!r}, and no checkpoint {str(symbol)!r}")
         return models.describe_checkpoint(checkpoint_of(symbol))
+    if not path.is_file():
+        return Report(path, "neither a file nor a folder", problem="it is a pipe, a socket or a device")
     with path.open("rb") as file:
         start = file.read(_HEAD)
     for kind in _FILES:

@@ -60,6 +60,10 @@ class InterruptHandler:
             if _signal.getsignal(signal.SIGINT) is self:
                 signal.signal(signal.SIGINT, self._default)
 
+    def after_fork_in_child(self) -> None:
+        """Forget a delayed signal, which the parent handles: the thread that sends it again exists only there."""
+        self._is_delayed = self._is_resent = False
+
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Raise KeyboardInterrupt, unless the thread is busy and this is the first signal since it was not."""
         is_resent, self._is_resent = self._is_resent, False

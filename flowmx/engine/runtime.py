@@ -51,6 +51,7 @@ class Engine:
         self.ending = ending = Lifecycle(books, runner, hosting, pushing)
         interrupts = InterruptHandler(runner.is_busy)
         process_hooks.at_install(interrupts.install, interrupts.uninstall)
+        process_hooks.at_fork(after_in_child=interrupts.after_fork_in_child)
         self.config = settings.Settings()
         self.settings_listeners: list[Callable[[settings.Settings], None]] = []
         waiting.loop_thread, waiting.is_actor_thread = lambda: hosting.loop_thread, hosting.is_actor_thread

@@ -211,21 +211,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default=None, help="dtype of the inputs (default: float32)")
     parser.add_argument("--epoch", type=int, help="epoch of the checkpoint (default: the latest)")
     _add_address(parser)
-    parser.add_argument("--max-batch", type=int, help="maximum batch size (default: 32, or 1 for a handler of MMS)")
-    parser.add_argument(
-        "--max-latency", type=float, default=2.0,
-        help="milliseconds that a sample may wait for a larger batch if the engine is idle (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--workers", type=int, default=1,
-        help="number of processes, each with a copy of the models; a process that exits is replaced "
-        "(default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--member", type=MemberOptions.from_text, help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--max-queue", "--queue", type=int,
-        help="maximum number of queued samples (default: twice --max-batch, or 100 for a handler of MMS)",
-    )  # fmt: skip
+    _add_load(parser)
     parser.add_argument(
         "--lengths", type=usage.sizes, default=(), help="lengths that variable axes are padded to, such as 16,32,64"
     )
@@ -253,6 +239,24 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     _add_security(parser)
     return parser
+
+
+def _add_load(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max-batch", type=int, help="maximum batch size (default: 32, or 1 for a handler of MMS)")
+    parser.add_argument(
+        "--max-latency", type=float, default=2.0,
+        help="milliseconds that a sample may wait for a larger batch if the engine is idle (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--workers", type=int, default=1,
+        help="number of processes, each with a copy of the models; a process that exits is replaced "
+        "(default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--member", type=MemberOptions.from_text, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--max-queue", "--queue", type=int,
+        help="maximum number of queued samples (default: twice --max-batch, or 100 for a handler of MMS)",
+    )  # fmt: skip
 
 
 def _add_address(parser: argparse.ArgumentParser) -> None:

@@ -315,7 +315,7 @@ class Predictor:
             return Session(self._runner, sessions, sessions.open(name, idle), self)
 
     def lasting_session(self, name: Hashable, is_new: bool) -> Session:
-        """Return the session of a name, which stays open when the object is deleted.
+        """Return a named session. It stays open when the object is deleted.
 
         Args:
             name: its name.

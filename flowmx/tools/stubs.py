@@ -114,7 +114,7 @@ def arguments(cls: type[Operator], array: str) -> list[str]:
 
 
 def results(cls: type[Operator], array: str) -> list[tuple[str | None, str]]:
-    """Return the annotations of an operator's result, each with the parameter that it requires, if any.
+    """Return pairs of a required parameter (or None) and the annotation of an operator's result.
 
     A list of arrays is an NDArray if it cannot be told from one by a parameter's type: both can be unpacked.
     """

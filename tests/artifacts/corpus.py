@@ -119,7 +119,7 @@ def rows(folder, mxnet):
 
 
 def table(lines):
-    """Return the table, and a sentence that counts its rows."""
+    """Return the table and its summary."""
     opened = [line for line in lines if line[3] == "opens it"]
     wrong = [line for line in opened if line[4] != "equal" and not line[4][0].isdigit()]
     head = (

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import pickle
 import struct
 import tarfile
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import flowmx as mx
-from flowmx.artifacts import inspect, open_artifact
+from flowmx.artifacts import checkpoints, inspect, open_artifact
 from flowmx.cli import main
 from flowmx.recordio import IRHeader, MXIndexedRecordIO, pack
 from flowmx.serialization import gguf, safetensors
@@ -348,3 +349,22 @@ def test_the_model_of_an_archive_with_a_handler_is_converted(checkpoint, tmp_pat
         archive.writestr("MAR-INF/MANIFEST.json", '{"model": {"handler": "service:handle"}}')
     assert main(["convert", str(tmp_path / "m.mar"), str(tmp_path / "written")]) == 0
     assert_same_prediction(tmp_path / "written", checkpoint)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert inspect(tmp_path / "pipe").problem == "it is a pipe, a socket or a device"
+    assert inspect(tmp_path).parts[0].kind == "neither a file nor a folder"
+
+
+def test_a_hostile_graph_is_described_with_bounded_work(tmp_path, monkeypatch):
+    layer, tries = mx.sym.Convolution(mx.sym.var("data"), kernel=(3, 3), num_filter=2, name="c"), []
+    for _ in range(2000):
+        layer = mx.sym.relu(layer)
+    layer = mx.sym.FullyConnected(layer, num_hidden=2, name="f")
+    arrays = {"c_weight": (2, 3, 3, 3), "c_bias": (2,), "f_weight": (2, 7), "f_bias": (2,)}
+    mx.model.save_checkpoint(str(tmp_path / "m"), 0, layer, {k: mx.nd.zeros(s) for k, s in arrays.items()}, {})
+    monkeypatch.setattr(checkpoints, "_fits", lambda *arguments: tries.append(1))
+    assert inspect(tmp_path / "m").facts["inputs"] == "data (3, ?, ?)"
+    assert len(tries) <= 100

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,6 +94,7 @@ def handler(thread):
     signal.signal(signal.SIGINT, handler)
     yield handler
     thread.is_busy = False
+    handler._is_delayed = False
     signal.signal(signal.SIGINT, old)
 
 
@@ -171,3 +173,15 @@ def test_a_handler_of_the_program_stays():
     os.kill(os.getpid(), signal.SIGINT)
     """
     assert run(program) == (0, "interrupted\n", "")
+
+
+def test_the_child_of_a_fork_has_no_delayed_signal(thread, monkeypatch):
+    monkeypatch.setattr("flowmx.engine.interrupts._thread", SimpleNamespace(start_new_thread=lambda *arguments: None))
+    handler = InterruptHandler(thread)
+    handler(signal.SIGINT, None)
+    handler._since -= 1
+    handler.after_fork_in_child()
+    handler(signal.SIGINT, None)  # the first one of the child: it waits
+    handler._since -= 1
+    with pytest.raises(KeyboardInterrupt):
+        handler(signal.SIGINT, None)

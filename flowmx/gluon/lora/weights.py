@@ -16,7 +16,7 @@ from flowmx.errors import DataError, MismatchError
 from flowmx.gluon.base_block import Block
 from flowmx.gluon.lora.layers import Wrapped, dense_layers
 from flowmx.gluon.lora.names import Source, bare_name, sources
-from flowmx.gluon.model_zoo.huggingface.folder import Config
+from flowmx.gluon.model_zoo.huggingface.folder import Config, read_json
 from flowmx.gluon.utils import brief_list
 from flowmx.ops.registry.operators import Array
 from flowmx.serialization import formats, safetensors
@@ -123,18 +123,10 @@ def _read_config(path: Path) -> Config:
     """Return the config of an adapter."""
     if not path.is_file():
         raise FileNotFoundError(f"{path.parent} has no {path.name}, expected the folder of an adapter of PEFT")
-    if path.stat().st_size > _MAX_JSON:
-        raise DataError(f"{path} has {path.stat().st_size} bytes, expected at most {_MAX_JSON}")
-    try:
-        values = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not valid JSON: {str(error)[:100]}") from None
-    if not isinstance(values, dict):
-        raise DataError(f"{path} holds {repr(values)[:80]}, expected a JSON object")
-    config = Config(values, str(path))
+    config = Config(read_json(path, _MAX_JSON), str(path))
     config.expect(peft_type="LORA", bias="none")
     for name in _UNSUPPORTED:
-        if values.get(name):
+        if config.values.get(name):
             config.refuse(name, "no value: it is not supported")
     return config
 

@@ -168,7 +168,7 @@ def _next_name(name: str, outputs: Sequence[str]) -> str | None:
 
 
 def _declared(name: str, sizes: Sequence[int], output: str) -> State:
-    """Return a state as the file declares it."""
+    """Return a state with the shape that the file declares."""
     open_axes = [axis for axis, size in enumerate(sizes) if not size]
     if len(open_axes) != 1:
         raise ValueError(

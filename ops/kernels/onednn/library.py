@@ -26,7 +26,7 @@ Handle = ctypes.c_void_p
 Dims = ctypes.c_int64 * 12
 
 _VERSION = (3, 2)
-"""The oldest version that can be used; its interface is stable until the next major version."""
+"""The oldest supported version; its interface is stable until the next major version."""
 _OPENMP = 2
 """``DNNL_RUNTIME_OMP``, the threads of a build."""
 _log = logging.getLogger("flowmx.kernels")

@@ -45,7 +45,7 @@ def _pair(size: Size) -> tuple[int, int]:
 
 
 def _check_layout(transform: HybridBlock, F: Functions, x: Tensor) -> None:
-    """Warn if an array looks like (channels, height, width); a symbol has no known shape."""
+    """Warn if an array looks like (channels, height, width). The shape of a symbol is unknown, so it is not checked."""
     if F is not sym:
         expect_channels_last(type(transform).__name__, x)
 

@@ -131,7 +131,7 @@ def read_config(path: Path) -> Config:
             f"{path} has no {_CONFIG}: expected a local folder with the files of a model, as save_pretrained() of "
             "Hugging Face's Transformers writes it; names of models are not downloaded"
         )
-    return Config(_read_json(path / _CONFIG), str(path / _CONFIG))
+    return Config(read_json(path / _CONFIG), str(path / _CONFIG))
 
 
 def read_arrays(path: Path) -> Arrays:
@@ -164,7 +164,7 @@ def _read_file(path: Path) -> Arrays:
 
 def _read_shards(index: Path) -> Arrays:
     """Return the arrays of the files that an index lists by the name of each array."""
-    places = _read_json(index).get("weight_map")
+    places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
         raise DataError(f"{index}: weight_map is {repr(places)[:80]}, expected the file of each array")
     arrays: Arrays = {}
@@ -181,9 +181,15 @@ def _read_shards(index: Path) -> Arrays:
     return arrays
 
 
-def _read_json(path: Path) -> dict[str, object]:
-    if path.stat().st_size > _MAX_JSON:
-        raise DataError(f"{path} has {path.stat().st_size} bytes, expected JSON of at most {_MAX_JSON}")
+def read_json(path: Path, max_bytes: int = _MAX_JSON) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        DataError: the file is larger than `max_bytes`, or is not a JSON object.
+        OSError: it cannot be read.
+    """
+    if path.stat().st_size > max_bytes:
+        raise DataError(f"{path} has {path.stat().st_size} bytes, expected at most {max_bytes} of JSON")
     try:
         values = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
