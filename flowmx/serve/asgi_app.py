@@ -18,6 +18,7 @@ from flowmx.serve.sessions.socket_call import SocketCall
 from flowmx.serve.sources import ModelSource
 from flowmx.serve.streams import SlowReader
 from flowmx.serve.streams import send as send_stream
+from flowmx.serve.tasks import cancel_and_wait
 
 __all__ = ["AsgiApp", "asgi"]
 
@@ -136,9 +137,7 @@ async def _unless_disconnected(call: PendingCall, body: bytes, receive: Receive)
             return answer.result()
         raise _Disconnected
     finally:
-        answer.cancel()
-        disconnected.cancel()
-        await asyncio.gather(answer, disconnected, return_exceptions=True)
+        await cancel_and_wait([answer, disconnected])
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -178,6 +177,4 @@ async def _stream(stream: Stream, headers: Mapping[str, str], seconds: float, re
                 sending.result()
                 await send({"type": "http.response.body", "body": b""})
     finally:
-        sending.cancel()
-        disconnected.cancel()
-        await asyncio.gather(sending, disconnected, return_exceptions=True)
+        await cancel_and_wait([sending, disconnected])

@@ -17,6 +17,7 @@ from flowmx.serve.predictor import Predictor
 from flowmx.serve.sessions.messages import Message, error_message, format_of, parse, result_message
 from flowmx.serve.sessions.run_ahead import RunAhead
 from flowmx.serve.sessions.session import Session
+from flowmx.serve.tasks import cancel_and_wait
 
 __all__ = ["Send", "SocketCall"]
 
@@ -80,13 +81,11 @@ class SocketCall(NamedTuple):
             code = writing.result()
             return GOING_AWAY if code == NORMAL and (closing.is_set() or session.is_closed) else code
         finally:
-            for task in tasks:
-                task.cancel()
             for response in responses.clear():
                 if not isinstance(response.content, bytes):
                     response.content.cancel()
             session.close()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_and_wait(tasks)
 
     async def _read(self, session: Session, messages: AsyncIterator[Message], responses: RunAhead[_Response]) -> None:
         """Queue a call for each message."""

@@ -61,6 +61,20 @@ async def test_an_asgi_websocket_is_a_session():
         assert gateway.service.models.default().describe()["sessions"]["open"] == 0
 
 
+async def test_a_cancelled_asgi_websocket_ends_with_the_reason_of_its_canceller():
+    async with Gateway(summing()) as gateway:
+        socket = Socket(gateway.application, "/ml/models/model/session")
+        assert (await socket.get())["type"] == "websocket.accept"
+        socket.send(text="[1, 2]")
+        await socket.get()
+        while not socket.task.done():  # anyio cancels again and again
+            socket.task.cancel("by a scope")
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError, match="by a scope"):
+            await socket.task
+    assert gateway.service.models.default().describe()["sessions"]["open"] == 0
+
+
 async def test_an_error_of_a_message_leaves_the_session_open():
     async with Client(summing()) as client, client.session.ws_connect("/ml/session") as socket:
         replies = []

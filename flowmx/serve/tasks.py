@@ -1,0 +1,26 @@
+"""The end of helper tasks of a request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Any
+
+__all__ = ["cancel_and_wait"]
+
+
+async def cancel_and_wait(tasks: Collection[asyncio.Future[Any]]) -> None:
+    """Cancel tasks and wait until they have ended; their results and exceptions are dropped.
+
+    ``asyncio.gather`` would replace the CancelledError of a caller that is cancelled meanwhile. anyio, and so
+    Starlette, recognizes its own cancellation by the message of that error.
+    """
+    for task in tasks:
+        task.cancel()
+        task.add_done_callback(_drop_exception)
+    await asyncio.wait(tasks)
+
+
+def _drop_exception(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled():
+        task.exception()  # otherwise asyncio logs that nobody has read it
