@@ -1,6 +1,7 @@
 """The folder of snapshots: a job resumes with any number of servers, and two jobs cannot use it at once."""
 
 import asyncio
+import itertools
 import logging
 import subprocess
 import sys
@@ -106,10 +107,13 @@ def test_keys_that_a_job_does_not_use_are_kept_for_the_next(tmp_path):
     equal(result, second | copies)
 
 
-def test_a_job_killed_at_any_time_loses_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+def test_a_job_killed_at_any_time_loses_nothing(order, tmp_path, monkeypatch):
     used, moments, save = tmp_path / "used", [], Folder.save
 
     async def save_and_record(self):
+        while len(moments) < order.index(self._rank):
+            await asyncio.sleep(0)
         await save(self)
         moments.append({path.name: path.read_bytes() for path in used.iterdir() if path.suffix == ".snapshot"})
 

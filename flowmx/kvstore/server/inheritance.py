@@ -72,13 +72,14 @@ class Inheritance:
         generations = self._by_key.get(part.key)
         if generations is None:
             return None
-        for _, pieces in sorted(generations.items(), reverse=True):
+        oldest = min(generations)
+        for generation, pieces in sorted(generations.items(), reverse=True):
             if span is None:
                 same = next((piece for piece in pieces if piece.record.part == part), None)
                 if same is None:
-                    break
+                    continue
                 return self._cut(part, [same], same.range or _whole_range(same))
-            pieces = _with_ranges(pieces, span)
+            pieces = _with_ranges(pieces, span, complete=generation == oldest)
             placed = [piece for piece in pieces if piece.range is not None]
             exact = [piece for piece in placed if piece.range == span]
             if covers(piece.range for piece in placed if piece.range is not None) or (exact and not self._complete):
@@ -128,18 +129,29 @@ def _newest(pieces: Sequence[SavedRecord]) -> list[SavedRecord]:
     return list(best.values())
 
 
-def _with_ranges(pieces: Sequence[SavedRecord], span: Range) -> list[SavedRecord]:
-    """Return pieces with their ranges; ranges that a file does not contain follow from the preceding pieces."""
-    if all(piece.range is not None for piece in pieces):
-        return list(pieces)
+def _with_ranges(pieces: Sequence[SavedRecord], span: Range, complete: bool) -> list[SavedRecord]:
+    """Return pieces with their ranges; ranges that a file does not contain follow from the preceding pieces.
+
+    Files of the first format have no ranges, nor have backups.
+
+    Args:
+        pieces: the pieces of one key.
+        span: the range to assemble.
+        complete: whether the pieces are all pieces of the key, so that their sizes add up to its size.
+    """
+    with_ranges = [piece for piece in pieces if piece.range is not None]
+    if len(with_ranges) == len(pieces):
+        return with_ranges
     placed, start = [], 0
     for number, piece in enumerate(sorted(pieces, key=lambda saved: saved.record.part.piece)):
         if piece.record.part.piece != number:
-            return [piece for piece in pieces if piece.range is not None]
+            return with_ranges
         stop = start + piece.record.value.array.size
         placed.append(piece._replace(range=Range(start, stop, span.shape)))
         start = stop
     if start != span.total:
+        if with_ranges or not complete:
+            return with_ranges
         # The shape of this range is rejected later.
         placed = [piece._replace(range=Range(0, start, (start,))) for piece in placed[:1]]
     return placed
