@@ -45,7 +45,8 @@ def apply(config: Settings) -> None:
     if former is None and count == cores() and not config.cpu_kernel_nthreads:
         return  # the libraries' default, unless the environment (OMP_NUM_THREADS) sets another
     try:
-        _openmp = ctypes.PyDLL("libgomp.so.1")  # short calls, which keep the interpreter's lock
+        with spin_before_sleep():
+            _openmp = ctypes.PyDLL("libgomp.so.1")  # short calls, which keep the interpreter's lock
     except OSError:
         pass  # without the library there are no OpenMP kernels
     try:

@@ -55,6 +55,16 @@ def test_the_users_openmp_wait_policy_is_kept(monkeypatch):
         assert "GOMP_SPINCOUNT" not in os.environ
 
 
+@pytest.mark.parametrize("setting", ["FLOWMX_CPU_KERNEL_NTHREADS", "FLOWMX_CPU_WORKER_NTHREADS"])
+def test_openmp_threads_spin_also_when_thread_counts_are_set(setting):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("FLOWMX_CPU", "OMP_"))}
+    environment |= {setting: "2", "OMP_DISPLAY_ENV": "verbose"}
+    done = subprocess.run(
+        [sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "GOMP_SPINCOUNT = '3000'" in done.stderr
+
+
 FORKING = """
 import os, signal
 import flowmx as mx
