@@ -21,7 +21,7 @@ from typing import IO, NamedTuple
 
 from flowmx.errors import DataError
 
-__all__ = ["ScratchFolder", "holds_arrays", "is_archive", "unpack"]
+__all__ = ["ScratchFolder", "holds_arrays", "is_archive", "texts", "unpack"]
 
 _MAX_FILES = 10_000
 _MAX_RATIO = 200
@@ -86,27 +86,50 @@ def unpack(path: Path) -> ScratchFolder:
         DataError: it is not an archive, is damaged, or has an entry that is refused; no folder is left.
         OSError: the file cannot be read, or the disk is full.
     """
-    try:
-        with _entries(path) as entries:
-            targets = [_target(path, entry) for entry in entries]
-            _check(path, entries, targets)
-            folder = ScratchFolder()
-            for entry, target in zip(entries, targets, strict=True):
-                _extract(entry, folder.path / target)
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError, NotImplementedError, RuntimeError, zlib.error) as error:
-        raise DataError(f"{path} is damaged, or not an archive (a zip or tar file): {error}") from error
+    with _entries(path) as entries:
+        targets = [_target(path, entry) for entry in entries]
+        _check(path, entries, targets)
+        folder = ScratchFolder()
+        for entry, target in zip(entries, targets, strict=True):
+            _extract(entry, folder.path / target)
     return folder
+
+
+def texts(path: Path, wanted: Callable[[PurePosixPath], bool]) -> dict[str, str]:
+    """Return the content of text files in an archive, by name; longer files are cut.
+
+    Args:
+        path: the archive.
+        wanted: returns whether a name is that of a file to read.
+
+    Raises:
+        DataError: the archive is damaged or hostile.
+    """
+    contents = {}
+    with _entries(path) as entries:
+        for entry in entries:
+            if not (entry.is_folder or entry.is_special) and wanted(PurePosixPath(entry.name)):
+                with entry.open() as file:
+                    contents[entry.name] = file.read(_CHUNK).decode("utf-8", "replace")
+    return contents
 
 
 @contextmanager
 def _entries(path: Path) -> Iterator[list[_Entry]]:
-    """Open an archive, and return its entries."""
-    if zipfile.is_zipfile(path) or not tarfile.is_tarfile(path):
-        with zipfile.ZipFile(path) as archive:
-            yield [_zip_entry(archive, info) for info in archive.infolist()]
-    else:
-        with tarfile.open(path) as tar:
-            yield list(_tar_entries(path, tar))
+    """Open an archive, and return its entries.
+
+    Raises:
+        DataError: it is not an archive, or is damaged.
+    """
+    try:
+        if zipfile.is_zipfile(path) or not tarfile.is_tarfile(path):
+            with zipfile.ZipFile(path) as archive:
+                yield [_zip_entry(archive, info) for info in archive.infolist()]
+        else:
+            with tarfile.open(path) as tar:
+                yield list(_tar_entries(path, tar))
+    except (zipfile.BadZipFile, tarfile.TarError, EOFError, NotImplementedError, RuntimeError, zlib.error) as error:
+        raise DataError(f"{path} is damaged, or not an archive (a zip or tar file): {error}") from error
 
 
 def _zip_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Entry:

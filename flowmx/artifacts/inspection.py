@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from flowmx.artifacts import archives, data_files, models
 from flowmx.artifacts.checkpoints import checkpoint_of, find_checkpoints
 from flowmx.artifacts.report import Report, bytes_text
+from flowmx.artifacts.scripts import Script, find_script
 from flowmx.data.records.framing import MAGIC as RECORD_MAGIC
 from flowmx.errors import DataError
 from flowmx.gluon.model_zoo import huggingface
@@ -180,7 +181,9 @@ def _describe_archive(path: Path, depth: int) -> Report:
     report.facts |= content.facts
     report.missing, report.problem, report.parts = content.missing, content.problem, content.parts
     commands = [command for part in content.parts for command in part.commands if command.startswith(_SERVE)]
-    if len(commands) == 1:
+    if content.commands:
+        report.commands.append(f"{_SERVE}{path}")
+    elif len(commands) == 1:
         _, shape, options = commands[0].partition(" --shape ")
         report.commands.append(f"{_SERVE}{path}{shape}{options}")
     for part in report.parts:
@@ -228,12 +231,20 @@ _FOLDERS: tuple[_Folder, ...] = (
 """The kinds of folders, the most specific first."""
 
 
+_WITH_SCRIPT = _Folder(("code/*.py",), "a model of SageMaker with a script")
+
+
 def _describe_folder(path: Path, depth: int) -> Report:
     if huggingface.is_model(path):
         return models.describe_transformer(path)
     layout = next((row for row in _FOLDERS if all(any(path.glob(pattern)) for pattern in row.files)), None)
+    script = find_script(path)
+    if script is not None:
+        layout = _WITH_SCRIPT
     report = Report(path, "a folder") if layout is None else Report(path, layout.kind, problem=layout.problem)
     _add_settings(report)
+    if script is not None:
+        _add_script(report, script)
     checkpoints = find_checkpoints(path)
     report.parts = [models.describe_checkpoint(checkpoint) for checkpoint in checkpoints]
     described = {file for checkpoint in checkpoints for file in (checkpoint.symbol, checkpoint.params)}
@@ -249,6 +260,15 @@ def _describe_folder(path: Path, depth: int) -> Report:
     if layout is None:
         _name_folder(report)
     return report
+
+
+def _add_script(report: Report, script: Script) -> None:
+    """Name a script and its functions; it is read, not run."""
+    functions = ", ".join(script.functions) or "no functions: those of SageMaker's container are used"
+    report.facts["script"] = f"{script.path} ({functions}); flowmx serve runs it"
+    if script.requirements:
+        report.facts["needs"] = ", ".join(script.requirements)
+    report.commands = [f"{_SERVE}{report.path}"]
 
 
 def _belongs_to(file: Path, described: Collection[Path | None]) -> bool:

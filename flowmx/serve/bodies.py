@@ -26,12 +26,12 @@ from flowmx.serve.images import IMAGE_TYPES
 from flowmx.serve.inputs import Array, Rows
 from flowmx.serve.predictor import Predictor
 from flowmx.serve.replies import Refusal, Reply, Stream, json_reply
-from flowmx.serve.request_head import Head
+from flowmx.serve.request_head import Head, media_type_of
 from flowmx.serve.sessions.sequences import SequenceStep
 
 __all__ = [
-    "MAX_TEXT", "AskCall", "Exchange", "PendingCall", "PlainExchange", "PredictCall", "media_type_of",
-    "receive_body", "too_large", "unavailable", "unparsed", "unsupported",
+    "MAX_TEXT", "AskCall", "Exchange", "PendingCall", "PlainExchange", "PredictCall", "receive_body",
+    "too_large", "unavailable", "unparsed", "unsupported",
 ]  # fmt: skip
 
 MAX_TEXT = 1 << 20
@@ -229,7 +229,8 @@ class PredictCall(NamedTuple):
         """Return what a hook makes of a body."""
         predictor, is_quick = self.predictor, self.exchange.is_quick(body)
         try:
-            value = await offload(0 if is_quick else LARGE, parsed, body) if media_type == JSON.type else body
+            is_parsed = media_type == JSON.type and predictor.hooks.parses_json
+            value = await offload(0 if is_quick else LARGE, parsed, body) if is_parsed else body
             return await call_hook(
                 "image" if decode is predictor.hooks.image else "decode", predictor.name, decode, value,
                 self.head if predictor.hooks.reads_head else content_type,
@@ -254,11 +255,6 @@ class PredictCall(NamedTuple):
 
     def _read(self, body: bytes) -> Rows:
         return self.predictor.read(self.exchange.read(body))
-
-
-def media_type_of(content_type: str) -> str:
-    """Return the media type of a Content-Type header, without its parameters."""
-    return content_type.partition(";")[0].strip().lower()
 
 
 def unparsed(media_type: str) -> Format:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flowmx.artifacts.archives import unpack
 from flowmx.errors import AdviceError
 from flowmx.serve.handlers import load_handler
+from flowmx.serve.hooks import Hooks
 from flowmx.serve.images import ImageTransform
-from flowmx.serve.mms import Handler, archive_handler, manifest_handler, manifest_name
-from flowmx.serve.model_archives import SUFFIX, is_archive
+from flowmx.serve.mms import Handler
+from flowmx.serve.model_archives import (
+    SUFFIX,
+    ModelCode,
+    has_code,
+    is_archive,
+    manifest_handler,
+    manifest_name,
+    open_code,
+)  # fmt: skip
 from flowmx.serve.predictor import Predictor
 
 __all__ = ["create_predictor"]
@@ -24,7 +33,7 @@ _MODEL_FILES = ("*-symbol.json", "*.onnx", "config.json")
 def create_predictor(
     path: Path, handler: str | None = None, image: ImageTransform | bool | None = None, **options: Any
 ) -> Predictor:
-    """Return the predictor of a model, or of a handler of Multi Model Server.
+    """Return the predictor of a model, or of its code: a handler of Multi Model Server, or a script of SageMaker.
 
     Args:
         path: the folder or file of the model; a ``.mar`` file, or the only one of a folder, is unpacked into a
@@ -39,32 +48,42 @@ def create_predictor(
         Exception: the model or the handler cannot be loaded.
     """
     path = _only_archive(path) or path
-    archive = unpack(path) if is_archive(path) else None
-    folder = path if path.is_dir() else path.parent
-    if archive is not None:
-        folder, handler = archive.path, handler or archive_handler(path, archive.path)
-    hooks = None if handler is None else load_handler(handler, folder)
+    code = open_code(path, handler) if has_code(path) and (handler is None or path.is_file()) else None
+    hooks = _load_code(path, handler, code)
+    name = options.pop("name", None) or (None if code is None or code.is_script else manifest_name(code.folder))
+    options["name"] = name or (path.stem if is_archive(path) else _DEFAULT_NAME)
     if isinstance(hooks, Handler):
-        hooks.archive = archive
-        if archive is not None:
-            options["name"] = options.get("name") or manifest_name(folder) or path.stem
-        extra = [name for name in _OF_MODELS if {**options, "image": image}.get(name)]
-        if extra:
-            raise AdviceError(
-                f"{handler} is a handler of Multi Model Server, which reads bodies and loads its model itself",
-                f"leave out {', '.join(extra)}", "leave out " + ", ".join(f"--{name}" for name in extra),
-            )  # fmt: skip
-        options = {name: value for name, value in options.items() if name not in _OF_MODELS}
-        options["name"] = options.get("name") or _DEFAULT_NAME
-        return Predictor(hooks, **options)
+        _check_options(hooks, {**options, "image": image})
+        return Predictor(hooks, **{name: value for name, value in options.items() if name not in _OF_MODELS})
     if hooks is None and path.is_dir() and (named := manifest_handler(path)):
         raise AdviceError(
             f"{path} is a model archive of Multi Model Server, whose code is the handler {named!r}",
             f"pass handler={named!r} to run it", f"pass --handler {named} to run it",
         )  # fmt: skip
-    options["name"] = options.get("name") or _DEFAULT_NAME
     decode, encode = (None, None) if hooks is None else (hooks.decode, hooks.encode)
     return Predictor(path, decode=decode, encode=encode, image=image, **options)
+
+
+def _load_code(path: Path, handler: str | None, code: ModelCode | None) -> Handler | Hooks | None:
+    """Return the handler or the hooks that were named, or the code of a model; None if there is neither."""
+    if handler is None:
+        return None if code is None else Handler(code)
+    folder = code.folder if code is not None else path if path.is_dir() else path.parent
+    hooks = load_handler(handler, folder)
+    if isinstance(hooks, Handler) and code is not None:
+        hooks.scratch = code.scratch
+    return hooks
+
+
+def _check_options(handler: Handler, options: Mapping[str, Any]) -> None:
+    """Raise AdviceError if there are options that a handler has no use for."""
+    extra = [name for name in _OF_MODELS if options.get(name)]
+    if extra:
+        raise AdviceError(
+            f"the model is its code, {handler.name}, which reads bodies and loads its model itself",
+            f"leave out {', '.join(extra)}, or name the model's files without their code",
+            "leave out " + ", ".join(f"--{name}" for name in extra) + ", or name the model's files without their code",
+        )
 
 
 def _only_archive(path: Path) -> Path | None:

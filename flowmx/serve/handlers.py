@@ -7,6 +7,7 @@ from pathlib import Path
 from flowmx.serve.handler_modules import load_object
 from flowmx.serve.hooks import Hooks, check_hook
 from flowmx.serve.mms import Handler, is_handler
+from flowmx.serve.sagemaker.scripts import is_script
 
 __all__ = ["load_handler"]
 
@@ -27,12 +28,13 @@ def load_handler(text: str, folder: Path | None = None) -> Hooks | Handler:
     """
     target = load_object(text, folder)
     if not hasattr(target, "decode") and not hasattr(target, "encode"):
-        if is_handler(target):
+        if is_handler(target) or is_script(target):
             return Handler(target, folder)
         raise ValueError(
             f"the handler {text!r} has neither decode nor encode, and is no handler of Multi Model Server, which has "
-            "handle(data, context): define decode(body, content_type) or encode(result), or name the object that has "
-            "them, MODULE:NAME (docs/serving.md)"
+            "handle(data, context), nor a script of SageMaker, which has model_fn or transform_fn: define "
+            "decode(body, content_type) or encode(result), or name the object that has them, MODULE:NAME "
+            "(docs/serving.md)"
         )
     hooks = target() if isinstance(target, type) else target
     decode, encode = getattr(hooks, "decode", None), getattr(hooks, "encode", None)

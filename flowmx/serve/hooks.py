@@ -41,12 +41,14 @@ class Hooks(NamedTuple):
         encode: turns outputs into the response.
         image: turns images into inputs.
         reads_head: whether ``decode`` gets the head of the request instead of its content type.
+        parses_json: whether ``decode`` gets the value of JSON instead of its bytes.
     """
 
     decode: Decode | None = None
     encode: Encode | None = None
     image: ImageReader | None = None
     reads_head: bool = False
+    parses_json: bool = True
 
     def decoder(self, media_type: str) -> Decode | None:
         """Return the function that decodes bodies of a media type; None if they are arrays."""

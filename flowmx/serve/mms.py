@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flowmx.artifacts.archives import unpack
-from flowmx.errors import AdviceError
+from flowmx.artifacts.scripts import FUNCTIONS
 from flowmx.serve.batching import Piece
 from flowmx.serve.errors import InvalidInput
 from flowmx.serve.formats import parsed
@@ -26,22 +25,14 @@ from flowmx.serve.handler_modules import load_object
 from flowmx.serve.hooks import Hooks, call_guarded, value_reply
 from flowmx.serve.inputs import Array, Input, Rows
 from flowmx.serve.metrics import Instruments
-from flowmx.serve.mms_context import Context, Response, read_manifest
-from flowmx.serve.model_archives import is_archive
+from flowmx.serve.mms_context import Context, Response
+from flowmx.serve.model_archives import ModelCode, has_code, is_archive, open_code
 from flowmx.serve.multipart import FORM, parts
 from flowmx.serve.replies import JSON_TYPE, Refusal, Reply
 from flowmx.serve.request_head import Head
+from flowmx.serve.sagemaker.scripts import ScriptHandler, is_script
 
-__all__ = [
-    "HANDLER_HOOKS",
-    "Handler",
-    "HandlerModel",
-    "Request",
-    "archive_handler",
-    "is_handler",
-    "manifest_handler",
-    "manifest_name",
-]
+__all__ = ["Handler", "HandlerModel", "Request", "is_handler"]
 
 _STEPS = ("preprocess", "inference", "postprocess")
 _TEXT_TYPE = "text/plain; charset=utf-8"
@@ -79,7 +70,8 @@ class Handler:
         handler: ``module:function``, ``module:Class``, ``module`` or a ``.py`` file, as MMS's ``--handler``; or the
             function, class or object itself. A function ``handle(data, context)`` is called with ``data`` None to load
             the model. A class has ``initialize(context)`` and ``handle(data, context)``, or ``preprocess``,
-            ``inference`` and ``postprocess``. Or a model archive, a ``.mar`` file, whose manifest names its handler.
+            ``inference`` and ``postprocess``. Or a model archive, a ``.mar`` file, whose manifest names its handler; or
+            a folder or archive with a script of SageMaker, ``code/inference.py``, or the script itself.
         folder: the folder of the model: ``context.system_properties["model_dir"]``. Modules are found there, too. It
             may be an archive, which is unpacked into a temporary folder.
         gpu: index of the GPU for ``context.system_properties["gpu_id"]``.
@@ -99,25 +91,29 @@ class Handler:
         self, handler: object, folder: str | os.PathLike[str] | None = None, *, gpu: int | None = None
     ) -> None:
         self.gpu = gpu
-        self.archive: object = None
+        code = handler if isinstance(handler, ModelCode) else _code_at(handler, folder)
+        if code is not None:
+            folder, handler = code.folder, code.handler
+        self.scratch: object = None if code is None else code.scratch
         """The owner of the folder, if it is temporary: the folder exists as long as this object."""
-        if isinstance(handler, (str, os.PathLike)) and is_archive(handler):
-            if folder is not None:
-                raise ValueError(
-                    f"{handler} is a model archive, which has its folder: leave out folder={str(folder)!r}"
-                )
-            folder, handler = handler, None
-        if folder is not None and is_archive(folder):
-            self.archive = scratch = unpack(Path(folder))
-            handler = archive_handler(Path(folder), scratch.path) if handler is None else handler
-            folder = scratch.path
         self.folder = None if folder is None else Path(folder).resolve()
-        self._target = load_object(handler, self.folder) if isinstance(handler, str) else handler
+        target = load_object(handler, self.folder) if isinstance(handler, str) else handler
+        is_named_script = code is not None and code.is_script
+        if is_named_script or (isinstance(target, ModuleType) and is_script(target) and not is_handler(target)):
+            target = ScriptHandler(target)
+        self._target = target
         if not is_handler(self._target):
             raise ValueError(
-                f"{handler!r} is not a handler: expected a function handle(data, context), or a class with handle, or "
-                f"with {', '.join(_STEPS)}"
+                f"{handler!r} is not a handler: expected a function handle(data, context), a class with handle, or "
+                f"with {', '.join(_STEPS)}, or a script of SageMaker with {', '.join(FUNCTIONS[:5])}"
             )
+        self.hooks = _SCRIPT_HOOKS if isinstance(self._target, ScriptHandler) else _HANDLER_HOOKS
+        """The hooks of predictors whose model it is."""
+
+    @property
+    def name(self) -> str:
+        """The name of its function, class or module."""
+        return str(getattr(self._target, "__name__", type(self._target).__name__))
 
     def service(self) -> Service:
         """Return its functions; a class is called to create an object."""
@@ -132,7 +128,18 @@ class Handler:
         return Service(initialize, getattr(target, "handle", None) or _handle_by_steps(target))
 
     def __repr__(self) -> str:
-        return f"<Handler {getattr(self._target, '__name__', type(self._target).__name__)!r}>"
+        return f"<Handler {self.name!r}>"
+
+
+def _code_at(handler: object, folder: str | os.PathLike[str] | None) -> ModelCode | None:
+    """Return the code of an archive, or of a folder with a script; None for other handlers and folders."""
+    if isinstance(handler, (str, os.PathLike)) and has_code(handler):
+        if folder is not None:
+            raise ValueError(f"{handler} is a model archive, which has its folder: leave out folder={str(folder)!r}")
+        return open_code(Path(handler))
+    if folder is not None and (is_archive(folder) or Path(folder).is_file()):
+        return open_code(Path(folder), handler)
+    return None
 
 
 def is_handler(target: object) -> bool:
@@ -140,35 +147,6 @@ def is_handler(target: object) -> bool:
     if isinstance(target, ModuleType):
         return hasattr(target, "handle") or _class_of(target) is not None
     return inspect.isroutine(target) or hasattr(target, "handle") or all(hasattr(target, step) for step in _STEPS)
-
-
-def manifest_handler(folder: Path) -> str | None:
-    """Return the handler that a folder's manifest names, if it has a manifest."""
-    model = (read_manifest(folder) or {}).get("model")
-    handler = model.get("handler") if isinstance(model, Mapping) else None
-    return handler if isinstance(handler, str) else None
-
-
-def manifest_name(folder: Path) -> str | None:
-    """Return the name of the model in a folder's manifest, if it has one."""
-    model = (read_manifest(folder) or {}).get("model")
-    name = model.get("modelName") if isinstance(model, Mapping) else None
-    return name if isinstance(name, str) and name else None
-
-
-def archive_handler(path: Path, folder: Path) -> str:
-    """Return the handler that the manifest of an unpacked archive names.
-
-    Raises:
-        AdviceError: it names none.
-    """
-    handler = manifest_handler(folder)
-    if handler is None:
-        raise AdviceError(
-            f"{path} names no handler in MAR-INF/MANIFEST.json", "pass handler='MODULE:NAME'",
-            "pass --handler MODULE:NAME",
-        )  # fmt: skip
-    return handler
 
 
 def _class_of(module: ModuleType) -> type[object] | None:
@@ -230,7 +208,7 @@ class HandlerModel:
         self.inputs, self.version = Requests(), version
         self.outputs = ("response",)
         self.results: tuple[Input, ...] = ()
-        self._archive = handler.archive
+        self._scratch = handler.scratch
         self._service = handler.service()
         self._context = Context(name, handler.folder, batch_size, handler.gpu, instruments)
 
@@ -305,5 +283,10 @@ def _encode(response: Response) -> Reply:
     return reply._replace(status=response.status, type=content_type or default or reply.type, headers=headers)
 
 
-HANDLER_HOOKS = Hooks(_decode, _encode, reads_head=True)
-"""The hooks of predictors whose model is a handler."""
+def _decode_script(body: bytes, head: Head) -> Request:
+    """Return the request to a script, with the bytes of the body."""
+    return Request({"body": bytearray(body)}, dict(head.headers))
+
+
+_HANDLER_HOOKS = Hooks(_decode, _encode, reads_head=True)
+_SCRIPT_HOOKS = Hooks(_decode_script, _encode, reads_head=True, parses_json=False)

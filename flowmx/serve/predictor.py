@@ -32,8 +32,8 @@ from flowmx.serve.hooks import Decode, Encode, Hooks, check_hook
 from flowmx.serve.host_arrays import on_host
 from flowmx.serve.images import ImageReader, ImageTransform
 from flowmx.serve.inputs import Array, Input, Inputs, Rows, Shapes
-from flowmx.serve.mms import HANDLER_HOOKS, Handler, HandlerModel, Requests
-from flowmx.serve.model_archives import is_archive
+from flowmx.serve.mms import Handler, HandlerModel, Requests
+from flowmx.serve.model_archives import has_code
 from flowmx.serve.model_loading import load
 from flowmx.serve.replies import Refusal, Reply
 from flowmx.serve.runner import Computation, Runner
@@ -56,7 +56,8 @@ class Predictor:
 
     Args:
         model: a Gluon block (hybridized here unless it is already), a symbol with ``params``, the prefix of a
-            checkpoint, a folder with one model, an ONNX file, a :class:`Handler`, or a model archive (``.mar``).
+            checkpoint, a folder with one model, an ONNX file, a :class:`Handler`, a model archive (``.mar``), or
+            a folder or archive with a script of SageMaker, ``code/inference.py``, which is run.
         shape: shape of one row, without the batch axis; for several inputs, a dict by name in the model's order. None
             marks a variable length (see ``lengths``). ONNX files declare their shapes.
         dtype: dtype of the inputs (default float32), or a dict by name.
@@ -122,7 +123,10 @@ class Predictor:
         model = _opened(model)
         is_handler = isinstance(model, Handler)
         if is_handler and (shape, dtype, params, decode, encode, image) != (None,) * 6:
-            raise ValueError("shape, dtype, params, decode, encode and image are for models, and this is a handler")
+            raise ValueError(
+                "shape, dtype, params, decode, encode and image are for models, and this is a handler, which reads "
+                "bodies and loads its model itself: leave them out, or name the model's files without their code"
+            )
         sizes = tuple(range(1, (max_batch or 1) + 1)) if is_handler else _sizes(max_batch, sizes)
         limit = max_queue if max_queue is not None else _HANDLER_QUEUE if is_handler else 2 * sizes[-1]
         if limit < 1 or max_latency < 0:
@@ -137,7 +141,7 @@ class Predictor:
         computation = self._load(model, params, epoch, 0)
         transform = {} if image is True else None if image is False else image
         reader = None if transform is None else ImageReader(computation.inputs.specs, transform)
-        self.hooks = HANDLER_HOOKS if is_handler else Hooks(decode, encode, reader)
+        self.hooks = model.hooks if is_handler else Hooks(decode, encode, reader)
         self._runner = Runner(
             computation, Queue(limit), Pace(sizes, max_latency), self._instruments, name,
             1 if is_handler else settings.get().cpu_worker_nthreads, tracing(), _turns(budget, weight),
@@ -406,7 +410,7 @@ class Predictor:
     def _swap(self, model: Any, params: Any, epoch: int | None) -> Future[None]:
         with self._swapping:
             model = _opened(model)
-            if isinstance(model, Handler) != self.hooks.reads_head:
+            if (model.hooks if isinstance(model, Handler) else None) != (self.hooks if self.hooks.reads_head else None):
                 raise ValueError("a handler and a model do not replace each other: create another predictor")
             new = self._load(model, params, epoch, self.version + 1)
             if new.inputs.specs != self.inputs.specs:
@@ -583,5 +587,5 @@ def _sizes(max_batch: int | None, sizes: Sequence[int] | None) -> tuple[int, ...
 
 
 def _opened(model: Any) -> Any:
-    """Return the handler of a model archive; any other model is returned as it is."""
-    return Handler(model) if isinstance(model, (str, os.PathLike)) and is_archive(model) else model
+    """Return the handler of a model with code; any other model is returned as it is."""
+    return Handler(model) if isinstance(model, (str, os.PathLike)) and has_code(model) else model

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 
 from flowmx.serve.replies import Refusal
 
-__all__ = ["Head", "Headers", "read_head"]
+__all__ = ["Head", "Headers", "media_type_of", "read_head"]
 
 Headers = Mapping[str, str]
 _MAX_PARAMETERS = 256
@@ -24,6 +24,11 @@ class Head(NamedTuple):
 
     headers: Headers
     parameters: Mapping[str, str] = {}
+
+
+def media_type_of(content_type: str) -> str:
+    """Return the media type of a Content-Type header, without its parameters."""
+    return content_type.partition(";")[0].strip().lower()
 
 
 def read_head(headers: Headers, query: str) -> Head:

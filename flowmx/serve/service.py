@@ -28,7 +28,6 @@ from flowmx.serve.bodies import (
     PendingCall,
     PlainExchange,
     PredictCall,
-    media_type_of,
     unavailable,
     unparsed,
     unsupported,
@@ -39,7 +38,7 @@ from flowmx.serve.open_inference import Inference
 from flowmx.serve.predictor import Predictor
 from flowmx.serve.replies import Refusal, Reply, Stream, allow, json_reply
 from flowmx.serve.repository import Repository
-from flowmx.serve.request_head import Head, Headers, read_head
+from flowmx.serve.request_head import Head, Headers, media_type_of, read_head
 from flowmx.serve.route import Route
 from flowmx.serve.sessions.routes import SESSION_ROUTES, is_upgrade
 from flowmx.serve.sessions.socket_call import SocketCall
@@ -259,7 +258,7 @@ class Service:
             answer = reply_format(accept, FORMATS.get(media_type, JSON))
         except NotAcceptable as error:
             raise Refusal(406, str(error)) from None
-        limit = self.max_text if body_format.is_text else self.max_body
+        limit = self.max_text if body_format.is_text and hooks.parses_json else self.max_body
         return self._call(find, PlainExchange(body_format, answer), head, limit, has_hooks=True)
 
     def _infer(self, head: Head, name: str, version: str = "") -> PredictCall:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from flowmx.comm.limits import Limits
-from flowmx.serve.bodies import media_type_of
 from flowmx.serve.formats import FORMATS, JSON, Format
 from flowmx.serve.model_registry import ModelRegistry
 from flowmx.serve.predictor import Predictor
 from flowmx.serve.replies import Refusal
-from flowmx.serve.request_head import Head
+from flowmx.serve.request_head import Head, media_type_of
 from flowmx.serve.route import Route
 from flowmx.serve.sessions.messages import MSGPACK
 from flowmx.serve.sessions.socket_call import SocketCall
