@@ -23,7 +23,7 @@ from flowmx.graph.plan_cache import plan_of
 from flowmx.graph.running.arenas import Blocks, expected
 from flowmx.graph.running.pool import Pool
 from flowmx.graph.running.results import Results
-from flowmx.graph.running.runner import Runner
+from flowmx.graph.running.runner import Readers, Runner
 from flowmx.graph.running.steps import launches
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import LIGHT_BYTES, Array, Shape
@@ -46,6 +46,21 @@ class Versions(NamedTuple):
     storages: tuple[Any, ...]
     numbers: tuple[int, ...]
     are_all: bool
+
+
+class _Remembered(NamedTuple):
+    """A call that may be repeated: its number, and its runner with the bound parameters.
+
+    Attributes:
+        versions: the versions of the variables from which reused values were computed.
+        call: the readers of the data and of the outputs.
+    """
+
+    number: int
+    runner: Runner
+    parameters: Sequence[Array]
+    versions: tuple[Any, ...]
+    call: Sequence[Readers]
 
 
 _version_of = attrgetter("version")
@@ -98,6 +113,8 @@ class Compiled:
         self._has_run: set[int] = set()
         self.is_short = False
         """Whether a forward pass takes so little time that the caller runs it."""
+        self._remembered: _Remembered | None = None
+        self._no_arrays = [None] * (len(self._data) + len(self.output_types))
         # A plan with gradients has about three times the values.
         self._own_bytes = bytes_of(len(shapes) * (3 if grad_variables else 1))
 
@@ -226,6 +243,54 @@ class Compiled:
         runner.bind_call(runner.call, arrays)
         self._compute(runner, versions)
         runner.bind_call(runner.call, [None] * len(arrays))
+        self.pool.give_unbound(runner)
+
+    def remember_call(self, parameters: Sequence[Array]) -> int:
+        """Remember a short call for :meth:`predict_again`.
+
+        Args:
+            parameters: the arrays of the parameters.
+
+        Returns:
+            The number of the remembered call; 0 if the last call was not short, or had other parameters.
+        """
+        runner = self.pool.take_short()
+        if runner is None:
+            return 0
+        is_same = runner.call is not None and all(map(is_, parameters, runner.parameters))
+        self.pool.give_unbound(runner)
+        if not is_same or runner.call is None:
+            return 0
+        number = 1 if self._remembered is None else self._remembered.number + 1
+        self._remembered = _Remembered(
+            number, runner, runner.parameters, runner.whole_forward.versions or (), runner.call
+        )
+        return number
+
+    def predict_again(self, number: int, arrays: Sequence[Array]) -> None:
+        """Predict with the parameters of a remembered call, which have not changed, in little time.
+
+        Args:
+            number: the number of the remembered call.
+            arrays: the arrays of the data and of the outputs.
+
+        Raises:
+            LookupError: a general call is needed; nothing was computed.
+        """
+        last, runner = self._remembered, self.pool.take_short()
+        if (
+            last is None
+            or last.number != number
+            or runner is not last.runner
+            or runner.parameters is not last.parameters
+        ):
+            if runner is not None:
+                self.pool.give_unbound(runner)
+            raise LookupError("the runner is in use, or has other parameters")
+        _, _, _, versions, call = last
+        runner.bind_call(call, arrays)
+        runner.whole_forward.compute(versions)
+        runner.bind_call(call, self._no_arrays)
         self.pool.give_unbound(runner)
 
     def _bind_parameters(self, runner: Runner, inputs: Sequence[Array]) -> None:

@@ -16,6 +16,7 @@ from flowmx import autograd, forks
 from flowmx.bounded_tables import make_room
 from flowmx.cached_op.compiled import FORWARD, Compiled, Versions
 from flowmx.cached_op.operator_hooks import observed
+from flowmx.cached_op.repeated_call import RepeatedCall, repetition_of
 from flowmx.devices import Device
 from flowmx.devices.launch_traits import LaunchTraits, set_launch_traits
 from flowmx.engine import capture
@@ -92,6 +93,8 @@ class CachedOp:
         self._compiled: dict[Any, Compiled] = self._cache.graphs
         self._last: tuple[Any, ref[Compiled]] | None = None
         """The key of the last call, and its graph."""
+        self._repeated: RepeatedCall | None = None
+        """The last call of :meth:`call_with`, if it was a short prediction."""
         self._blocks: dict[Device, Blocks] = {}
         self._gradients: dict[Any, tuple[_Function, list[int]]] = {}
         self._lock = forks.lock()
@@ -104,6 +107,31 @@ class CachedOp:
             DeviceError: they are on several devices.
             ShapeError, TypeInferenceError: they do not match the graph.
         """
+        return self._call(args)[0]
+
+    def call_with(self, parameters: Sequence[NDArray | None], data: Sequence[NDArray]) -> Any:
+        """Call the graph with parameters that rarely change, as :meth:`__call__` with all arrays does.
+
+        Args:
+            parameters: the inputs, with None in place of the data; the same list in each call until one changes.
+            data: the arrays that belong in the gaps, in order.
+        """
+        repeated = self._repeated
+        if repeated is not None and repeated.parameters is parameters:
+            outputs = repeated(data)
+            if outputs is not None:
+                return outputs
+        remaining = iter(data)
+        args = [next(remaining) if array is None else array for array in parameters]
+        versions = [array.storage.version for array in parameters if array is not None]  # first: they may change
+        outputs, compiled = self._call(args)
+        if compiled is not None:
+            casting = core.casting if self._may_cast else None
+            self._repeated = repetition_of(compiled, parameters, versions, data, casting, self._result_class(args))
+        return outputs
+
+    def _call(self, args: Sequence[NDArray]) -> tuple[Any, Compiled | None]:
+        """Return the results of a call, and the compiled graph if the call was a prediction that ran at once."""
         if len(args) != len(self._variables):
             raise TypeError(f"CachedOp: {len(args)} arrays were given, expected {len(self._variables)}")
         storages = [*map(_storage_of, args)]
@@ -114,7 +142,7 @@ class CachedOp:
             results = observed(
                 self._symbol, {node.name: arg for node, arg in zip(self._variables, args, strict=True)}, ()
             )
-            return results[0] if len(results) == 1 else results
+            return results[0] if len(results) == 1 else results, None
         argnums = tuple([i for i, arg in enumerate(args) if arg.tape_entry is not None]) if mode.recording else ()
         compiled = self._compile(device, mode.training, argnums, args, shapes)
         kind = self._result_class(args)
@@ -123,11 +151,11 @@ class CachedOp:
         if self._fixed and mode.training:
             set_to_ones([args[i] for i in self._fixed])
         if compiled.is_short and call is None and self._call_at_once(compiled, args, storages, outputs, mode):
-            return outputs[0] if len(outputs) == 1 else outputs
+            return outputs[0] if len(outputs) == 1 else outputs, None if mode.training else compiled
         self._push(compiled, call, args, storages, outputs, mode.training)
         if call is not None:
             core.record(self._name, _Gradient(self, call, argnums), args, outputs, len(outputs), capture(2))
-        return outputs[0] if len(outputs) == 1 else outputs
+        return outputs[0] if len(outputs) == 1 else outputs, None
 
     def _result_class(self, args: Sequence[NDArray]) -> type[NDArray]:
         """Return the class of the outputs: the ``mx.np`` array class if a data input has it."""

@@ -81,23 +81,21 @@ class Sources:
         self._last: tuple[Context, list[Any], list[Any]] | None = None
         """The context of the last call, the tables of the parameters' arrays, and its inputs."""
 
-    def inputs(self, arrays: Sequence[Any], context: Context) -> list[Any]:
-        """Return the inputs of the graph for inputs of the block on a device."""
+    def call(self, op: CachedOp, arrays: Sequence[Any], context: Context) -> Any:
+        """Call a graph with the inputs of the block on a device."""
         if not self._is_cacheable:
-            return self._read(arrays, context)
+            return op(*self.inputs(arrays, context))
         last = self._last
         if last is None or last[0] != context or not all(map(is_, map(_tables_of, self._parameters), last[1])):
             tables = [*map(_tables_of, self._parameters)]  # first, so that the next call sees a change in between
-            inputs = self._read(arrays, context)
+            inputs = self.inputs(arrays, context)
             for at, _ in self._positions:
                 inputs[at] = None
             self._last = last = context, tables, inputs
-        inputs = last[2].copy()
-        for at, position in self._positions:
-            inputs[at] = arrays[position]
-        return inputs
+        return op.call_with(last[2], [arrays[position] for _, position in self._positions])
 
-    def _read(self, arrays: Sequence[Any], context: Context) -> list[Any]:
+    def inputs(self, arrays: Sequence[Any], context: Context) -> list[Any]:
+        """Return the inputs of the graph for inputs of the block on a device."""
         return [arrays[source] if isinstance(source, int) else source.data(context) for source in self._sources]
 
 
@@ -152,6 +150,8 @@ class HybridBlock(Block):
         self._active = False
         self._flags: dict[str, bool] = {}
         self._compiled: dict[str, Compiled] = {}
+        self._by_classes: dict[tuple[type, ...], Compiled] = {}
+        """The graphs for inputs that are not nested, by the classes of the arrays."""
         self._op_hooks: list[OpHook] = []
         self._hook_watch = HookWatch()
         self._backend: tuple[str, dict[str, Any]] | None = None
@@ -178,7 +178,7 @@ class HybridBlock(Block):
         self._clear_cached_op()
 
     def _clear_cached_op(self) -> None:
-        self._compiled = {}
+        self._compiled, self._by_classes = {}, {}
 
     @property
     def _cached_graph(self) -> tuple[list[str], Symbol] | tuple[()]:
@@ -188,7 +188,8 @@ class HybridBlock(Block):
         return ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_compiled": {}, "_hook_watch": HookWatch()}  # a copy compiles its graphs again
+        # A copy compiles its graphs again.
+        return {**self.__dict__, "_compiled": {}, "_by_classes": {}, "_hook_watch": HookWatch()}
 
     def cast(self, dtype: Any) -> None:
         """Change the element type of the parameters of this block and its children."""
@@ -332,17 +333,16 @@ class HybridBlock(Block):
 
     def _call_cached_op(self, *args: Any) -> Any:
         """Compute the outputs with the compiled graph."""
-        arrays, form = self._flat_inputs(args)
-        context: Context = (arrays[0] if arrays[0] is not None else next(array for array in arrays if array)).context
-        compiled = self._compiled.get(_key(arrays, form))
+        arrays: Sequence[Any] = args
+        compiled = self._by_classes.get(tuple(map(type, args)))
         if compiled is None:
-            kernels.expect_graph(context.kernels)
-            with collector.paused():
-                self._build_cache(*args)
-                compiled = self._compiled.get(_key(arrays, form)) or self._compile(arrays, form, args)
-        inputs = compiled.sources.inputs(arrays, context)
+            arrays, compiled = self._compiled_for(args)
+        context = _context_of(arrays)
         hooks = [hook for hook in self._op_hooks if hook.is_active()] if self._op_hooks else None
-        outputs = self._observe(compiled, inputs, hooks) if hooks else compiled.op(*inputs)
+        if hooks:
+            outputs = self._observe(compiled, compiled.sources.inputs(arrays, context), hooks)
+        else:
+            outputs = compiled.sources.call(compiled.op, arrays, context)
         form, classic = compiled.traced.form, compiled.traced.classic
         if classic:
             results = [outputs] if isinstance(outputs, NDArray) else outputs
@@ -351,6 +351,19 @@ class HybridBlock(Block):
         if form == 0:
             return outputs
         return regroup([outputs] if isinstance(outputs, NDArray) else outputs, form)
+
+    def _compiled_for(self, args: tuple[Any, ...]) -> tuple[Sequence[Any], Compiled]:
+        """Return the arrays of nested inputs, and the graph for them, which is compiled if it is new."""
+        arrays, form = self._flat_inputs(args)
+        compiled = self._compiled.get(_key(arrays, form))
+        if compiled is None:
+            kernels.expect_graph(_context_of(arrays).kernels)
+            with collector.paused():
+                self._build_cache(*args)
+                compiled = self._compiled.get(_key(arrays, form)) or self._compile(arrays, form, args)
+        if all(isinstance(arg, NDArray) for arg in args):
+            self._by_classes[tuple(map(type, args))] = compiled
+        return arrays, compiled
 
     def _observe(self, compiled: Compiled, inputs: Sequence[NDArray], hooks: Sequence[OpHook]) -> Any:
         """Run the graph operator by operator, so that hooks and monitors receive every output."""
@@ -584,6 +597,12 @@ def _is_np(arrays: Sequence[Any]) -> bool:
         array is not None and array.__class__ is not NDArray and not isinstance(array.dims, SparseShape)
         for array in arrays
     )
+
+
+def _context_of(arrays: Sequence[Any]) -> Context:
+    """Return the context of the first array; optional inputs are None."""
+    context: Context = (arrays[0] if arrays[0] is not None else next(array for array in arrays if array)).context
+    return context
 
 
 def _key(arrays: Sequence[Any], form: Format) -> str:

@@ -117,6 +117,9 @@ class Blocks:
             runner: the runner, which is bound to the block.
             preferred: the block of its last run.
         """
+        with self._lock:
+            if preferred is not None and self._free and self._free[-1] is preferred:  # the runner is bound to it
+                return self._free.pop()
         context = runner.plan.graph.default
         nbytes = runner.plan.arenas.get(context, 0)
         with self._lock:

@@ -9,7 +9,7 @@ recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from flowmx.ops.kernels.llvm.native_run import NativeRun
@@ -66,8 +66,8 @@ class NativeSteps:
         native = self.pieces[0].run if len(self.pieces) == 1 else None
         return native is not None and native.is_short
 
-    def run(self, run: Run, steps: Sequence[Step]) -> Iterator[Step]:
-        """Make native runs; yield the steps that must be computed separately, in order.
+    def run(self, run: Run, steps: Sequence[Step]) -> Iterable[Step]:
+        """Make native runs; return or yield the steps that must be computed separately, in order.
 
         Args:
             run: the run.
@@ -76,11 +76,15 @@ class NativeSteps:
         self.failed = None
         action = self._schedule.next_action()
         if action == PLAIN:
-            yield from steps
-            return
+            return steps
         if action != NATIVE:
-            yield from self._record(run, steps)
-            return
+            return self._record(run, steps)
+        if len(self.pieces) != 1:
+            return self._run_pieces()
+        (piece,) = self.pieces
+        return () if piece.run is not None and self._run_natively(piece, piece.run) else steps
+
+    def _run_pieces(self) -> Iterator[Step]:
         for piece in self.pieces:
             if piece.run is None or not self._run_natively(piece, piece.run):
                 yield from piece.steps

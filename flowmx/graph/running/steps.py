@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
@@ -28,8 +28,8 @@ class Launcher(Protocol):
     def is_short(self) -> bool:
         """Whether the last run took little time."""
 
-    def run(self, run: Run, steps: Sequence[Step], /) -> Iterator[Step]:
-        """Launch steps; yield those that must be computed separately, in order."""
+    def run(self, run: Run, steps: Sequence[Step], /) -> Iterable[Step]:
+        """Launch steps; return or yield those that must be computed separately, in order."""
 
 
 Refresh = Callable[[tuple[Any, ...], Callable[[Sequence["Step"]], None]], None]
@@ -72,7 +72,8 @@ class Part:
         self._where = where
         self.refresh: Refresh | None = None
         """Runs those of the ``once`` steps whose results are not current; None: all of them run."""
-        self._versions: tuple[Any, ...] | None = None
+        self.versions: tuple[Any, ...] | None = None
+        """The versions of the inputs of ``once`` in the last run."""
 
     @property
     def is_short(self) -> bool:
@@ -86,12 +87,12 @@ class Part:
             versions: the versions of the inputs of ``once``, to compare with those of the last run.
             capture: whether the device may launch the steps as one.
         """
-        if self.once and versions != self._versions:
+        if self.once and versions != self.versions:
             if self.refresh is None:
                 run_steps(self._run, self.once, self._where)
             else:
                 self.refresh(versions, partial(run_steps, self._run, where=self._where))
-            self._versions = versions
+            self.versions = versions
         run_steps(self._run, self.steps, self._where, capture, self.launcher if capture else None)
 
 
