@@ -22,9 +22,10 @@ from flowmx.serve.bodies import MAX_TEXT, PendingCall
 from flowmx.serve.large_bodies import Body, chunks_of
 from flowmx.serve.pool_member import Member, MemberOptions
 from flowmx.serve.replies import Refusal, Reply, Stream
-from flowmx.serve.service import Service
+from flowmx.serve.request_tasks import RequestTasks
+from flowmx.serve.service import DRAIN_SECONDS, Service
 from flowmx.serve.sessions.messages import Message
-from flowmx.serve.sessions.socket_call import TOO_SLOW, SocketCall
+from flowmx.serve.sessions.socket_call import GOING_AWAY, TOO_SLOW, SocketCall
 from flowmx.serve.sources import ModelSource
 from flowmx.serve.streams import SlowReader, send
 
@@ -34,18 +35,17 @@ _log = logging.getLogger("flowmx.serve")
 SERVICE = web.AppKey("flowmx_service", Service)
 CLOSING = web.AppKey("flowmx_closing", asyncio.Event)
 RECEIVING = web.AppKey("flowmx_receiving", set[Any])
+REQUESTS = web.AppKey("flowmx_requests", RequestTasks)
 CONNECTIONS = web.AppKey("flowmx_connections", ConnectionLimiter)
 _CLOSE_SECONDS = 1.0
 """Seconds that clients have to close their connections or send the rest of a request at shutdown."""
-_FINISH_SECONDS = 20.0
-"""Seconds that running requests have to finish at shutdown."""
 _CLOSE_CHECKS = 100
 
 
 def app(
     predictors: ModelSource, *, max_body: int | None = None, max_text: int = MAX_TEXT,
     hosts: Collection[str] | None = None, access: Access | None = None, origins: Collection[str] = (),
-    default: str | None = None,
+    default: str | None = None, drain_timeout: float = DRAIN_SECONDS,
 ) -> web.Application:  # fmt: skip
     """Return an aiohttp application that serves predictions; docs/serving.md lists its routes.
 
@@ -61,6 +61,7 @@ def app(
         origins: other sites whose pages may send requests from a browser, such as ``"https://app.example"``.
         default: name of the model that answers ``/predict`` and ``/invocations`` if the request names none (default:
             the only model).
+        drain_timeout: seconds that requests have to finish when the application stops; others get a 503.
 
     Example:
         >>> application = web.Application()
@@ -68,10 +69,11 @@ def app(
     """
     application = web.Application()
     application[SERVICE] = service = Service(
-        predictors, max_body, max_text, hosts, access=access, origins=origins, default=default
-    )
+        predictors, max_body, max_text, hosts, access=access, origins=origins, default=default,
+        drain_timeout=drain_timeout,
+    )  # fmt: skip
     application[CONNECTIONS] = ConnectionLimiter(service.limits)
-    application[CLOSING], application[RECEIVING] = asyncio.Event(), set()
+    application[CLOSING], application[RECEIVING], application[REQUESTS] = asyncio.Event(), set(), RequestTasks()
 
     async def start(_: web.Application) -> None:
         service.start()
@@ -80,7 +82,7 @@ def app(
         application[CLOSING].set()
 
     async def stop(_: web.Application) -> None:
-        await service.drain()
+        await service.drain(0.0 if application[REQUESTS].is_aborted else service.drain_timeout)
 
     application.router.add_route("*", "/{tail:.*}", _answer)
     application.on_startup.append(start)
@@ -90,6 +92,29 @@ def app(
 
 
 async def _answer(request: web.Request) -> web.StreamResponse:
+    requests = request.app[REQUESTS]
+    with requests.track():
+        try:
+            return await _respond(request)
+        except asyncio.CancelledError:
+            if not requests.can_refuse():
+                raise
+            return _refuse_late(request)
+
+
+def _refuse_late(request: web.Request) -> web.Response:
+    """Return the response to a request that was cancelled because the time to drain is over."""
+    task, service = asyncio.current_task(), request.app[SERVICE]
+    if task is not None:
+        task.uncancel()
+    message = f"the service is shutting down, and has not answered within {service.drain_timeout:g} s"
+    reply = Refusal(503, message, {"Retry-After": "1"}).reply
+    response = web.Response(status=503, body=reply.body, headers=service.response_headers(reply, request.headers))
+    response.force_close()
+    return response
+
+
+async def _respond(request: web.Request) -> web.StreamResponse:
     application = request.app
     service, connections, closing = application[SERVICE], application[CONNECTIONS], application[CLOSING]
     head = request.method, request.match_info["tail"], request.headers
@@ -129,6 +154,7 @@ async def _answer(request: web.Request) -> web.StreamResponse:
 
 async def _send(request: web.Request, response: web.StreamResponse, body: Body) -> None:
     """Send a large body in chunks, because the transport copies whatever it cannot send immediately."""
+    request.app[REQUESTS].begin_response()
     await response.prepare(request)
     for chunk in chunks_of(body):
         await response.write(chunk)
@@ -136,6 +162,7 @@ async def _send(request: web.Request, response: web.StreamResponse, body: Body) 
 
 
 async def _stream(request: web.Request, stream: Stream, headers: Mapping[str, str]) -> web.StreamResponse:
+    request.app[REQUESTS].begin_response()
     response = web.StreamResponse(status=stream.status, headers=headers)
     if request.app[CLOSING].is_set():
         response.force_close()
@@ -151,6 +178,7 @@ async def _stream(request: web.Request, stream: Stream, headers: Mapping[str, st
 
 async def _socket(request: web.Request, call: SocketCall) -> web.StreamResponse:
     """Answer the messages of a WebSocket until the client or the service closes it."""
+    request.app[REQUESTS].begin_response()
     socket = web.WebSocketResponse(
         heartbeat=call.limits.idle, max_msg_size=call.limit, compress=False, timeout=_CLOSE_SECONDS
     )
@@ -164,7 +192,12 @@ async def _socket(request: web.Request, call: SocketCall) -> web.StreamResponse:
     async def send(message: Message) -> None:
         await (socket.send_str(message) if isinstance(message, str) else socket.send_bytes(message))
 
-    code = await call.run(messages(), send, request.app[CLOSING])
+    try:
+        code = await call.run(messages(), send, request.app[CLOSING])
+    except asyncio.CancelledError:
+        if request.app[REQUESTS].is_aborted:
+            await socket.close(code=GOING_AWAY)
+        raise
     if code == TOO_SLOW and request.transport is not None:
         request.transport.abort()
     await socket.close(code=code)
@@ -189,7 +222,7 @@ async def run(
     application: web.Application, host: str = "127.0.0.1", port: int = 8080,
     started: Callable[[str], None] | None = None, tls: ssl.SSLContext | None = None,
     member: MemberOptions | None = None,
-) -> None:  # fmt: skip
+) -> bool:  # fmt: skip
     """Serve an application of :func:`app` until SIGTERM or SIGINT, then drain.
 
     Draining accepts no further connections, answers the pending requests, and closes each connection after its
@@ -203,12 +236,15 @@ async def run(
         tls: the service's certificates.
         member: the pool that this process is a worker of, if any; it listens instead.
 
+    Returns:
+        whether all requests were answered before the time to drain was over.
+
     Raises:
         OSError: the address is in use or not local.
     """
     service, connections, closing = application[SERVICE], application[CONNECTIONS], application[CLOSING]
     runner = web.AppRunner(
-        application, handler_cancellation=True, access_log=None, logger=http_log, shutdown_timeout=_FINISH_SECONDS,
+        application, handler_cancellation=True, access_log=None, logger=http_log, shutdown_timeout=_CLOSE_SECONDS,
         keepalive_timeout=service.limits.keep_alive, lingering_time=_CLOSE_SECONDS,
     )  # fmt: skip
 
@@ -233,12 +269,17 @@ async def run(
             started(f"{'http' if tls is None else 'https'}://{host}:{listener.sockets[0].getsockname()[1]}")
         await stop_event.wait()
         _log.info("draining: pending requests are answered, new ones are refused")
+        end = asyncio.get_running_loop().time() + service.drain_timeout
         closing.set()
         await listener.close()
         connections.close()
         await _connections_closed(runner)
         for task in application[RECEIVING]:
             task.cancel()  # its request is incomplete
+        late = await application[REQUESTS].finish(end - asyncio.get_running_loop().time())
+        if late:
+            _log.warning("%d requests were not answered within %g s: they are refused", late, service.drain_timeout)
+    return not late
 
 
 def _on_shutdown_signal() -> asyncio.Event:

@@ -12,7 +12,7 @@ from flowmx.serve.access import Access
 from flowmx.serve.bodies import MAX_TEXT, PendingCall
 from flowmx.serve.large_bodies import chunks_of
 from flowmx.serve.replies import Reply, Stream
-from flowmx.serve.service import Service
+from flowmx.serve.service import DRAIN_SECONDS, Service
 from flowmx.serve.sessions.asgi_socket import answer_socket, headers_of
 from flowmx.serve.sessions.socket_call import SocketCall
 from flowmx.serve.sources import ModelSource
@@ -34,7 +34,7 @@ class _Disconnected(Exception):
 def asgi(
     predictors: ModelSource, *, max_body: int | None = None, max_text: int = MAX_TEXT,
     hosts: Collection[str] | None = None, access: Access | None = None, origins: Collection[str] = (),
-    default: str | None = None,
+    default: str | None = None, drain_timeout: float = DRAIN_SECONDS,
 ) -> AsgiApp:  # fmt: skip
     """Return an ASGI application with the routes of :func:`app`.
 
@@ -47,12 +47,18 @@ def asgi(
         origins: other sites whose pages may send requests from a browser, such as ``"https://app.example"``.
         default: name of the model that answers ``/predict`` and ``/invocations`` if the request names none (default:
             the only model).
+        drain_timeout: seconds that requests have to finish when the lifespan ends.
 
     Example:
         >>> api = fastapi.FastAPI()
         >>> api.mount("/ml", mx.serve.asgi(predictor))
     """
-    return AsgiApp(Service(predictors, max_body, max_text, hosts, access=access, origins=origins, default=default))
+    return AsgiApp(
+        Service(
+            predictors, max_body, max_text, hosts, access=access, origins=origins, default=default,
+            drain_timeout=drain_timeout,
+        )
+    )  # fmt: skip
 
 
 class AsgiApp:
@@ -80,7 +86,7 @@ class AsgiApp:
                 self.service.start()
             else:
                 self._closing.set()
-                await self.service.drain()
+                await self.service.drain(self.service.drain_timeout)
             await send({"type": f"{event['type']}.complete"})
             if event["type"] == "lifespan.shutdown":
                 return

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import ssl
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flowmx import generation
+from flowmx import generation, settings
 from flowmx.comm.heap import return_freed_memory
 from flowmx.comm.security import is_loopback
 from flowmx.engine import run as run_coroutine
@@ -23,12 +26,15 @@ from flowmx.serve.pool import Pool
 from flowmx.serve.pool_member import MemberOptions
 from flowmx.serve.predictor import Predictor
 from flowmx.serve.repository import Repository
+from flowmx.serve.service import DRAIN_SECONDS
 from flowmx.tools import usage
 
 __all__ = ["main"]
 
 _log = logging.getLogger("flowmx.serve")
 _DEFAULT_NAME = "model"
+_EXIT_SECONDS = 1.0
+"""Seconds that the process has to exit after it has waited for pending operations."""
 _MAX_REQUESTS = 1024
 """Default number of unfinished requests of a language model."""
 
@@ -62,7 +68,14 @@ def main(argv: Sequence[str]) -> int:
         _log.info("the dashboard is at %s", dashboard.start(port=options.dashboard).url)
     names = ["localhost", *options.host_name] if options.host_name or is_loopback(options.host) else None
 
-    application = app(models, hosts=names, access=access, origins=options.allow_origin, default=options.default)
+    application = app(
+        models,
+        hosts=names,
+        access=access,
+        origins=options.allow_origin,
+        default=options.default,
+        drain_timeout=options.drain_timeout,
+    )
 
     async def serve() -> None:
         running = asyncio.create_task(run(application, options.host, options.port, started, tls, options.member))
@@ -73,12 +86,20 @@ def main(argv: Sequence[str]) -> int:
                 running.cancel()
                 await asyncio.wait([running])
                 await warming
-            await running
+            if not await running:
+                threading.Thread(target=_end_stuck_process, daemon=True).start()
         finally:
             warming.cancel()
 
     run_coroutine(serve())
     return 0
+
+
+def _end_stuck_process() -> None:
+    """End the process if code of an abandoned request keeps it alive."""
+    time.sleep(settings.get().exit_timeout + _EXIT_SECONDS)
+    _log.warning("the code of a request that was refused is still running: the process ends")
+    os._exit(0)
 
 
 def _check_workers(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -100,7 +121,7 @@ async def _warm(models: Predictor | Repository | generation.Generator) -> None:
 
 async def _serve_pool(options: argparse.Namespace, argv: Sequence[str]) -> int:
     scheme = "http" if options.tls_cert is None else "https"
-    return await Pool(options.workers, argv).run(options.host, options.port, scheme)
+    return await Pool(options.workers, argv, options.drain_timeout).run(options.host, options.port, scheme)
 
 
 def _model(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Predictor | generation.Generator:
@@ -251,6 +272,11 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         "--workers", type=int, default=1,
         help="number of processes, each with a copy of the models; a process that exits is replaced "
         "(default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--drain-timeout", type=usage.seconds, default=DRAIN_SECONDS, metavar="SECONDS",
+        help="seconds that requests, streams and sessions have to finish after SIGTERM; the others get a 503, or are "
+        "closed (default: %(default)g)",
     )  # fmt: skip
     parser.add_argument("--member", type=MemberOptions.from_text, help=argparse.SUPPRESS)
     parser.add_argument(

@@ -94,9 +94,9 @@ class ModelRegistry:
         for predictor in self._all_versions():
             predictor.start()
 
-    async def drain(self) -> None:
-        """Answer the pending requests, then stop."""
-        await asyncio.gather(*(predictor.drain() for predictor in self._all_versions()))
+    async def drain(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """Answer the pending requests, at most ``timeout`` seconds, then stop."""
+        await asyncio.gather(*(predictor.drain(timeout) for predictor in self._all_versions()))
 
     def _all_versions(self) -> list[Predictor]:
         return [predictor for versions in self._versions.values() for predictor in versions.values()]

@@ -28,6 +28,7 @@ from flowmx.devices.threads import cores
 from flowmx.serve.pool_channel import Channel
 from flowmx.serve.pool_member import MemberOptions
 from flowmx.serve.replies import Refusal
+from flowmx.serve.service import DRAIN_SECONDS
 
 __all__ = ["Pool"]
 
@@ -36,8 +37,8 @@ _LARGEST = ("flowmx_serve_model_version",)
 """Gauges of which the pool shows the largest value instead of the sum."""
 _ASK_SECONDS = 2.0
 """Seconds in which a worker must answer a question about its metrics."""
-_DRAIN_SECONDS = 30.0
-"""Seconds that workers have to end after SIGTERM."""
+_END_SECONDS = 10.0
+"""Seconds that workers have to end when their time to drain is over."""
 _STABLE_SECONDS = 10.0
 """A worker that has lived this long is replaced immediately."""
 _DELAYS = (0.5, 30.0)
@@ -69,10 +70,11 @@ class Pool:
     Args:
         count: number of workers.
         arguments: the arguments of ``flowmx serve`` that each of them is started with.
+        drain_timeout: seconds that the requests of a worker have to finish after SIGTERM.
     """
 
-    def __init__(self, count: int, arguments: Sequence[str]) -> None:
-        self.count = count
+    def __init__(self, count: int, arguments: Sequence[str], drain_timeout: float = DRAIN_SECONDS) -> None:
+        self.count, self._drain_timeout = count, drain_timeout
         self._arguments = list(arguments)
         self._workers: dict[int, _Worker] = {}
         self._sockets: list[socket.socket] = []
@@ -105,7 +107,7 @@ class Pool:
                 sock.close()
             for worker in self._workers.values():
                 worker.child.signal(signal.SIGTERM)
-            _, late = await asyncio.wait(keepers, timeout=_DRAIN_SECONDS)
+            _, late = await asyncio.wait(keepers, timeout=self._drain_timeout + _END_SECONDS)
             for worker in self._workers.values():
                 worker.child.signal(signal.SIGKILL)
             await asyncio.gather(*keepers)

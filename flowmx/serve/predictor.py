@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Generator, Hashable, Iterator, Mapping, Sequence
@@ -445,18 +446,25 @@ class Predictor:
         """Refuse further requests; queued ones are answered."""
         self._runner.refuse()
 
-    async def drain(self) -> None:
-        """Refuse further requests, answer the queued ones, close all sessions, and stop. :meth:`start` starts again."""
+    async def drain(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 (late requests get an error)
+        """Refuse further requests, answer the queued ones, close all sessions, and stop. :meth:`start` starts again.
+
+        Args:
+            timeout: seconds after which the remaining requests fail with :class:`Unavailable`, and the remaining calls
+                of sessions with :class:`SessionClosed` (default: there is no limit).
+        """
         running_loop()
         self.refuse()
-        await asyncio.shield(asyncio.wrap_future(self._runner.when_idle()))
+        end = None if timeout is None else time.monotonic() + timeout
+        idle = [self._runner.when_idle(), *(() if self._sessions is None else (self._sessions.when_idle(),))]
+        _, late = await asyncio.wait(list(map(asyncio.wrap_future, idle)), timeout=timeout)
+        if late:
+            self._runner.abandon(f"was not answered within the {timeout:g} s that {self.name} had to drain")
         if self._sessions is not None:
-            await asyncio.shield(asyncio.wrap_future(self._sessions.when_idle()))
             self._sessions.close_all(f"was closed because {self.name} was drained", "drained")
-            for thread in self._sessions.stop():
-                await asyncio.to_thread(thread.join)
+            await asyncio.to_thread(_join, self._sessions.stop(), end)
         if not self._runner.accepting:  # it was not started again meanwhile
-            await asyncio.to_thread(self._runner.stop())
+            await asyncio.to_thread(_join, self._runner.stop(), end)
 
     async def __aenter__(self) -> Predictor:
         return await self.ready()
@@ -551,6 +559,12 @@ class _Warm:
 
     def __await__(self) -> Generator[Any, None, Predictor]:
         return self._predictor._warm().__await__()
+
+
+def _join(threads: Sequence[threading.Thread], end: float | None) -> None:
+    """Wait until threads have ended, at most until some time; those that still compute end after their batch."""
+    for thread in threads:
+        thread.join(None if end is None else max(0.0, end - time.monotonic()))
 
 
 def _turns(budget: Budget | None, weight: float) -> Callable[[], AbstractContextManager[None]]:

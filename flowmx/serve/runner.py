@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,6 +65,7 @@ class Runner:
     def _clear(self) -> None:
         """Reset to no requests and no threads."""
         self.pending = 0
+        self._jobs: set[Job] = set()
         self._pending_of: dict[Computation, int] = {}
         self._idle_futures: list[tuple[Computation | None, Future[None]]] = []
         self._changed = threading.Condition()
@@ -121,7 +121,7 @@ class Runner:
             was_empty = not self.queue
             self.queue.put(job)
             self.pace.record_arrival(job.arrival, job.rows.rows)
-            self._count(job.key[0], 1)
+            self._count(job, 1)
             if was_empty or self.queue.rows >= self.pace.sizes[-1]:
                 self._changed.notify()
 
@@ -180,7 +180,7 @@ class Runner:
         with self._changed:
             if not job.dropped and job.waiting_for:
                 self.queue.drop(job)
-                self._count(job.key[0], -1)
+                self._count(job, -1)
 
     def swap(self, model: Computation, seconds: dict[int, float]) -> Computation:
         """Send further requests to another, warm model; return the previous one."""
@@ -203,15 +203,22 @@ class Runner:
         with self._changed:
             self.accepting = False
 
-    def stop(self) -> Callable[[], None]:
-        """Refuse further requests, fail the queued ones, and stop the threads; return the function that joins them."""
+    def abandon(self, reason: str) -> None:
+        """Fail all requests that are pending, also those in a batch that is being computed."""
+        with self._changed:
+            jobs = list(self._jobs)
+        _log.warning("%d requests to %s %s", len(jobs), self.name, reason)
+        self._fail(jobs, Unavailable(f"this request to {self.name} {reason}"))
+
+    def stop(self) -> list[threading.Thread]:
+        """Refuse further requests, fail the queued ones, and stop the threads; return these."""
         with self._changed:
             self.accepting = False
             threads, self._threads = self._threads, None
             waiting = self.queue.clear()
             self._changed.notify_all()
         self._fail(waiting, Unavailable(f"{self.name} was stopped before it computed this request"))
-        return partial(_join, threads or [])
+        return threads or []
 
     # -- threads ---------------------------------------------------------------------------------------
 
@@ -306,7 +313,7 @@ class Runner:
                 job.results[start] = part
                 job.waiting_for -= stop - start
                 if not (job.dropped or job.waiting_for):
-                    self._count(job.key[0], -1)
+                    self._count(job, -1)
                     complete.append(job)
         return complete
 
@@ -317,7 +324,7 @@ class Runner:
             with self._changed:
                 if job.waiting_for and not job.dropped:
                     self.queue.drop(job)
-                    self._count(job.key[0], -1)
+                    self._count(job, -1)
                     failed.append(job)
         self._answer(failed, error)
 
@@ -332,8 +339,10 @@ class Runner:
             except RuntimeError:  # the loop is closed, so nothing waits
                 pass
 
-    def _count(self, model: Computation, change: int) -> None:
-        """Change the number of pending requests of a model (locked)."""
+    def _count(self, job: Job, change: int) -> None:
+        """Count a request that begins, 1, or ends, -1 (locked)."""
+        model: Computation = job.key[0]
+        (self._jobs.add if change > 0 else self._jobs.discard)(job)
         self.pending += change
         self._pending_of[model] = self._pending_of.get(model, 0) + change
         if not self._pending_of[model]:
@@ -357,11 +366,6 @@ class Runner:
         instruments.padding.add(name, by=size - rows)
         instruments.batch_rows.observe(rows, name)
         instruments.batch_seconds.observe(seconds, name)
-
-
-def _join(threads: Sequence[threading.Thread]) -> None:
-    for thread in threads:
-        thread.join()
 
 
 def _resolve(jobs: Sequence[Job], error: BaseException | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Protocol
@@ -47,7 +48,10 @@ from flowmx.serve.text.routes import TEXT_ROUTES
 from flowmx.serve.tracing import tracing
 from flowmx.version import __version__
 
-__all__ = ["ModelSource", "Service"]
+__all__ = ["DRAIN_SECONDS", "ModelSource", "Service"]
+
+DRAIN_SECONDS = 20.0
+"""Default number of seconds that requests have to finish at shutdown."""
 
 _SAFE_METHODS = ("GET", "HEAD")
 """Methods without side effects. Browsers hide their responses from pages of other sites."""
@@ -97,16 +101,21 @@ class Service:
             by default only pages of the service itself may send them.
         default: name of the model that answers ``/predict`` and ``/invocations`` if the request names none (default:
             the only model).
+        drain_timeout: seconds that requests have to finish at shutdown.
 
     Raises:
-        ValueError: an origin is malformed, there are no predictors, or the default is not one of them.
+        ValueError: an origin is malformed, there are no predictors, the default is not one of them, or the timeout is
+            negative.
     """
 
     def __init__(
         self, source: ModelSource, max_body: int | None = None, max_text: int = MAX_TEXT,
         hosts: Collection[str] | None = None, limits: Limits | None = None, access: Access | None = None,
-        origins: Collection[str] = (), default: str | None = None,
+        origins: Collection[str] = (), default: str | None = None, drain_timeout: float = DRAIN_SECONDS,
     ) -> None:  # fmt: skip
+        if not 0 <= drain_timeout < math.inf:
+            raise ValueError(f"drain_timeout is {drain_timeout}, expected a number of seconds of at least 0")
+        self.drain_timeout = drain_timeout
         self.models, self._repository, self.generators = split(source)
         names = list(self.models) if self._repository is None else self._repository.names()
         if default is not None and default not in names:
@@ -145,14 +154,15 @@ class Service:
         results = await asyncio.gather(*ready, return_exceptions=True)
         return self._repository is not None or not any(isinstance(result, BaseException) for result in results)
 
-    async def drain(self) -> None:
-        """Answer the pending requests, then stop."""
+    async def drain(self, timeout: float) -> None:  # noqa: ASYNC109
+        """Answer the pending requests, at most ``timeout`` seconds, then stop."""
         if self._loading is not None:
             self._loading.cancel()
             await asyncio.wait([self._loading])
         if self._repository is not None:
-            await self._repository.close()
-        await asyncio.gather(self.models.drain(), self.generators.close())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._repository.close(), timeout)
+        await asyncio.gather(self.models.drain(timeout), self.generators.close())
 
     def delay_of(self, reply: Reply | Stream, now: float) -> float:
         """Return the delay of a reply in seconds. Refusals of an overloaded service are sent at a limited rate.

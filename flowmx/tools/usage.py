@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from flowmx.suggestions import did_you_mean
 
-__all__ = ["EXITS", "FAILED", "INTERRUPTED", "SUCCESS", "USAGE", "fixed_sizes", "parser", "port", "shapes", "sizes"]
+__all__ = [
+    "EXITS",
+    "FAILED",
+    "INTERRUPTED",
+    "SUCCESS",
+    "USAGE",
+    "fixed_sizes",
+    "parser",
+    "port",
+    "seconds",
+    "shapes",
+    "sizes",
+]
 
 SUCCESS, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -57,6 +70,17 @@ def port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r}, expected a number from 0 to 65535")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    """Parse a number of seconds, for argparse's ``type``."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a number of seconds of at least 0")
+    return value
 
 
 def sizes(text: str) -> tuple[int | None, ...]:

@@ -50,4 +50,5 @@ async def test_a_request_has_its_rows_in_order_whichever_of_its_batches_ends_fir
     np.testing.assert_array_equal(actual, inputs)
     assert runner.pending == 0
     await asyncio.wrap_future(runner.when_idle())
-    await asyncio.to_thread(runner.stop())
+    for thread in runner.stop():
+        await asyncio.to_thread(thread.join)
