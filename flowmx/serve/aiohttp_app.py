@@ -82,7 +82,7 @@ def app(
         application[CLOSING].set()
 
     async def stop(_: web.Application) -> None:
-        await service.drain(0.0 if application[REQUESTS].is_aborted else service.drain_timeout)
+        await service.drain(0.0 if application[REQUESTS].is_aborted else None)
 
     application.router.add_route("*", "/{tail:.*}", _answer)
     application.on_startup.append(start)

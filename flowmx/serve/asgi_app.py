@@ -86,7 +86,7 @@ class AsgiApp:
                 self.service.start()
             else:
                 self._closing.set()
-                await self.service.drain(self.service.drain_timeout)
+                await self.service.drain()
             await send({"type": f"{event['type']}.complete"})
             if event["type"] == "lifespan.shutdown":
                 return

@@ -154,8 +154,9 @@ class Service:
         results = await asyncio.gather(*ready, return_exceptions=True)
         return self._repository is not None or not any(isinstance(result, BaseException) for result in results)
 
-    async def drain(self, timeout: float) -> None:  # noqa: ASYNC109
-        """Answer the pending requests, at most ``timeout`` seconds, then stop."""
+    async def drain(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """Answer the pending requests, at most ``timeout`` seconds (default: ``drain_timeout``), then stop."""
+        timeout = self.drain_timeout if timeout is None else timeout
         if self._loading is not None:
             self._loading.cancel()
             await asyncio.wait([self._loading])
