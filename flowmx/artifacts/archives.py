@@ -1,4 +1,4 @@
-"""Unpack archives (zip and tar files) into private temporary folders.
+"""Unpack archives (zip and tar files, and single compressed files) into private temporary folders.
 
 All entries are checked before the first one is written, because an archive may be hostile: names outside the folder,
 links, devices, and files that are far larger than the archive are refused.
@@ -6,6 +6,9 @@ links, devices, and files that are far larger than the archive are refused.
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import os
 import shutil
 import stat
@@ -17,7 +20,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, TypeAlias, cast
 
 from flowmx.errors import DataError
 
@@ -29,6 +32,13 @@ _MAX_RATIO = 200
 _ANY_RATIO = 1 << 26
 """Size of all files, in bytes, up to which the ratio is not checked."""
 _CHUNK = 1 << 20
+
+
+_DAMAGED = (
+    zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError, NotImplementedError,
+    RuntimeError, ValueError,
+)  # fmt: skip
+"""Errors of reading a damaged archive."""
 
 
 class ScratchFolder:
@@ -62,11 +72,32 @@ class _Entry(NamedTuple):
 
 
 def is_archive(path: Path) -> bool:
-    """Return whether a file is a zip or tar file, compressed or not, by its content."""
+    """Return whether a file is a zip or tar file, or a compressed file (gzip, bzip2, xz), by its content."""
     try:
-        return path.is_file() and (zipfile.is_zipfile(path) or tarfile.is_tarfile(path))
-    except (EOFError, zlib.error):  # a compressed file that is damaged
+        return path.is_file() and (zipfile.is_zipfile(path) or _compression(path) is not None or _is_tar(path))
+    except (EOFError, zlib.error, lzma.LZMAError):  # a compressed file that is damaged
         return False
+
+
+def _is_tar(path: Path) -> bool:
+    try:
+        return tarfile.is_tarfile(path)
+    except (EOFError, zlib.error, lzma.LZMAError):  # a compressed file that is damaged
+        return False
+
+
+def _compression(path: Path) -> _Compressed | None:
+    """Return the class that reads a compressed file; None for other files."""
+    with path.open("rb") as file:
+        start = file.read(6)
+    return next((opener for magic, opener in _COMPRESSIONS.items() if start.startswith(magic)), None)
+
+
+_Compressed: TypeAlias = type[gzip.GzipFile] | type[bz2.BZ2File] | type[lzma.LZMAFile]
+_COMPRESSIONS: dict[bytes, _Compressed] = {
+    b"\x1f\x8b": gzip.GzipFile, b"BZh": bz2.BZ2File, b"\xfd7zXZ": lzma.LZMAFile,
+}  # fmt: skip
+"""The classes that read compressed files, by their first bytes."""
 
 
 def holds_arrays(path: Path) -> bool:
@@ -122,14 +153,33 @@ def _entries(path: Path) -> Iterator[list[_Entry]]:
         DataError: it is not an archive, or is damaged.
     """
     try:
-        if zipfile.is_zipfile(path) or not tarfile.is_tarfile(path):
+        if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
+                _refuse_size(path, len(archive.infolist()), 0)
                 yield [_zip_entry(archive, info) for info in archive.infolist()]
-        else:
+        elif _is_tar(path):
             with tarfile.open(path) as tar:
                 yield list(_tar_entries(path, tar))
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError, NotImplementedError, RuntimeError, zlib.error) as error:
+        else:
+            opener = _compression(path)
+            if opener is None:
+                raise tarfile.ReadError("neither a zip file nor a tar file")
+            with opener(path) as file:
+                yield [_compressed_entry(path, cast(IO[bytes], file))]
+    except DataError:
+        raise
+    except _DAMAGED as error:
         raise DataError(f"{path} is damaged, or not an archive (a zip or tar file): {error}") from error
+
+
+def _compressed_entry(path: Path, file: IO[bytes]) -> _Entry:
+    """Return the entry of a compressed file, whose size is known only after unpacking it once."""
+    size, limit = 0, _size_limit(path)
+    while size <= limit and (chunk := file.read(_CHUNK)):
+        size += len(chunk)
+    _refuse_size(path, 1, size)
+    file.seek(0)
+    return _Entry(path.stem if path.suffix else "content", size, False, False, lambda: file)
 
 
 def _zip_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Entry:

@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from flowmx.artifacts.report import Report, bytes_text
+from flowmx.artifacts.foreign import owner_of, reason_of_pickle
+from flowmx.artifacts.report import Report, arrays_text, bytes_text, names_text
 from flowmx.data.records.header import unpack
 from flowmx.data.records.index import read_index
 from flowmx.data.records.reader import Source
 from flowmx.errors import MXNetError
 from flowmx.optimizer import mxnet_states, states_file
+from flowmx.serialization import pickled_arrays
 
 __all__ = [
     "describe_csv",
@@ -31,6 +33,7 @@ __all__ = [
 _IMAGES = {b"\xff\xd8": "JPEG images", b"\x89P": "PNG images", b"\x93N": "NumPy arrays"}
 _GZIP = b"\x1f\x8b"
 _MODULES_SHOWN = 4
+_HEAD = 1 << 16
 
 
 def describe_records(path: Path) -> Report:
@@ -167,16 +170,22 @@ def _other_pickle(path: Path, data: bytes) -> Report:
     report = Report(path, "a Python pickle", {"size": bytes_text(path.stat().st_size)})
     try:
         modules = dict.fromkeys(islice(_modules(data), 10_000))
-    except ValueError:
-        report.kind = "a damaged Python pickle"
-        modules = {}
+    except ValueError:  # joblib puts arrays between the opcodes
+        modules = dict.fromkeys(name for name in ("sklearn", "joblib", "xgboost") if name.encode() in data[:_HEAD])
+        report.kind = "a Python pickle with raw data" if modules else "a damaged Python pickle"
     if modules:
         names = list(modules)
         report.facts["modules"] = ", ".join(names[:_MODULES_SHOWN]) + (", ..." if len(names) > _MODULES_SHOWN else "")
-    report.problem = (
-        "a pickle runs code when it is opened, so it is not opened: load it with the program that wrote it, and save "
-        "the arrays with numpy.savez or net.save_parameters"
-    )
+    try:
+        arrays = pickled_arrays.loads(data, source=str(path))
+    except MXNetError:
+        report.problem = reason_of_pickle(list(modules))
+        return report
+    report.facts["arrays"] = arrays_text(arrays)
+    report.facts["names"] = names_text(arrays)
+    if owner := owner_of(list(modules)):
+        report.missing.append(f"the code: objects of {owner} are not created here, only their arrays are read")
+    report.commands.append(f"flowmx convert {path} {path.stem}.npz")
     return report
 
 

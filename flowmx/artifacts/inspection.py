@@ -11,15 +11,19 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flowmx.artifacts import archives, data_files, models
+from flowmx.artifacts import archives, data_files, models, run_files
 from flowmx.artifacts.checkpoints import checkpoint_of, find_checkpoints
+from flowmx.artifacts.documents import describe_json
+from flowmx.artifacts.foreign import describe_foreign
 from flowmx.artifacts.report import Report, bytes_text
 from flowmx.artifacts.scripts import Script, find_script
+from flowmx.checkpoint import files as checkpoint_files
+from flowmx.comm import frames
 from flowmx.data.records.framing import MAGIC as RECORD_MAGIC
 from flowmx.errors import DataError
 from flowmx.gluon.model_zoo import huggingface
 from flowmx.optimizer import states_file
-from flowmx.serialization import gguf, numpy_files
+from flowmx.serialization import gguf, numpy_files, tvm_params
 
 __all__ = ["inspect"]
 
@@ -56,8 +60,12 @@ def _inspect(path: Path, depth: int) -> Report:
     for kind in _FILES:
         if kind.matches(path, start):
             return kind.describe(path)
+    if (report := describe_foreign(path, start)) is not None:
+        return report
     if archives.is_archive(path):
         return _describe_archive(path, depth)
+    if start.lstrip()[:1] in (b"{", b"["):
+        return describe_json(path)
     facts = {"size": bytes_text(path.stat().st_size), "begins with": repr(start[:16])}
     return Report(path, "unknown", facts, problem="flowmx does not know this format (docs/artifacts.md)")
 
@@ -120,10 +128,6 @@ def _is_libsvm(path: Path, start: bytes) -> bool:
     return re.match(rb"[\d.+-]+([ \t]+\d+:[\d.eE+-]+)+[ \t]*\r?(\n|$)", complete) is not None
 
 
-def _foreign(kind: str, problem: str) -> Callable[[Path], Report]:
-    return lambda path: Report(path, kind, {"size": bytes_text(path.stat().st_size)}, problem=problem)
-
-
 def _describe_symbol(path: Path) -> Report:
     return models.describe_checkpoint(checkpoint_of(path))
 
@@ -135,22 +139,19 @@ def _is_manifest(path: Path, start: bytes) -> bool:
 def _describe_manifest(path: Path) -> Report:
     folder = path.parent.parent if path.parent.name == "MAR-INF" else path.parent
     command = f"flowmx inspect {folder}"
-    return Report(path, f"the {path.stem.lower()} of a model of Multi Model Server", commands=[command])
+    kind = f"the {path.stem.lower()} of a model of Multi Model Server"
+    return Report(path, kind, commands=[command], is_detail=True)
 
 
 _FILES: tuple[_File, ...] = (
     _File(_begins(gguf.MAGIC), models.describe_gguf),
     _File(_begins(struct.pack("<Q", 0x112)), models.describe_arrays),
     _File(_begins(numpy_files.MAGIC), models.describe_arrays),
+    _File(_begins(tvm_params.MAGIC), models.describe_arrays),
     _File(_begins(states_file.MAGIC), data_files.describe_states),
+    _File(_begins(checkpoint_files.MAGIC), run_files.describe_run),
+    _File(_begins(frames.MAGIC), run_files.describe_server),
     _File(_begins(RECORD_MAGIC), data_files.describe_records),
-    _File(_begins(b"\x89HDF"), _foreign(
-        "an HDF5 file, as Keras writes it",
-        "HDF5 is not read: convert the model to ONNX with tf2onnx, then inspect the .onnx file",
-    )),
-    _File(_begins(b"RDX", b"\x1f\x8b\x08\0\0\0\0\0\0\3\x8b"), _foreign(
-        "an R data file", "R objects are not read: in R, mx.model.save() writes a symbol and parameters",
-    )),
     _File(_is_array_archive, models.describe_arrays),
     _File(_is_symbol, _describe_symbol),
     _File(_is_safetensors, models.describe_arrays),
@@ -180,15 +181,31 @@ def _describe_archive(path: Path, depth: int) -> Report:
     report.kind += f": {content.kind}" if content.parts or content.problem else ""
     report.facts |= content.facts
     report.missing, report.problem, report.parts = content.missing, content.problem, content.parts
-    commands = [command for part in content.parts for command in part.commands if command.startswith(_SERVE)]
-    if content.commands:
-        report.commands.append(f"{_SERVE}{path}")
-    elif len(commands) == 1:
-        _, shape, options = commands[0].partition(" --shape ")
-        report.commands.append(f"{_SERVE}{path}{shape}{options}")
+    _add_commands(report, content)
     for part in report.parts:
-        part.commands = []  # they would name files of the temporary folder
+        _forget_commands(part)
+        part.path = path if part.path == folder.path else part.path
     return report
+
+
+def _forget_commands(report: Report) -> None:
+    """Remove the commands of a report and its parts, which name files of a temporary folder."""
+    report.commands = []
+    for part in report.parts:
+        _forget_commands(part)
+
+
+def _add_commands(report: Report, content: Report) -> None:
+    """Add the commands of the only model, or the only arrays, in an archive, with the path of the archive."""
+    parts = [part for part in content.parts if not part.is_detail]
+    served = [command for part in parts for command in part.commands if command.startswith(_SERVE)]
+    if content.commands:
+        report.commands.append(f"{_SERVE}{report.path}")
+    elif len(served) == 1:
+        _, shape, options = served[0].partition(" --shape ")
+        report.commands.append(f"{_SERVE}{report.path}{shape}{options}")
+    elif len(parts) == 1 and parts[0].path.parent == content.path and "arrays" in parts[0].facts:
+        report.commands.append(f"flowmx convert {report.path} {parts[0].path.stem}.npz")
 
 
 # -- folders -----------------------------------------------------------------------------------------------
@@ -211,7 +228,11 @@ class _Folder(NamedTuple):
 _FOLDERS: tuple[_Folder, ...] = (
     _Folder(("MAR-INF/MANIFEST.json",), "a model of Multi Model Server"),
     _Folder(("signature.json", "*-symbol.json"), "a model of Multi Model Server"),
-    _Folder(("input_transform.json", "prediction_net-*"), "a predictor of GluonTS"),
+    _Folder(("input_transform.json", "prediction_net-symbol.json"), "a predictor of GluonTS"),
+    _Folder(
+        ("input_transform.json", "prediction_net-*"), "a predictor of GluonTS",
+        "the network is code of GluonTS: flowmx run runs a program that calls gluonts' Predictor.deserialize()",
+    ),
     _Folder(
         ("params.best", "config", "vocab.src.*"), "a translation model of Sockeye",
         "the network is code of Sockeye: flowmx run -m sockeye.translate --models FOLDER runs it",
@@ -253,7 +274,7 @@ def _describe_folder(path: Path, depth: int) -> Report:
             if file in described or file.name.startswith(".") or _belongs_to(file, described):
                 continue
             part = _inspect(file, depth - 1)
-            if part.kind != "unknown" and not (file.is_dir() and not part.parts):
+            if not (part.kind == "unknown" or (part.is_detail and part.problem) or (file.is_dir() and not part.parts)):
                 report.parts.append(part)
             if len(report.parts) > _MAX_PARTS:
                 break
@@ -279,12 +300,15 @@ def _belongs_to(file: Path, described: Collection[Path | None]) -> bool:
 
 def _name_folder(report: Report) -> None:
     """Name a folder of no known layout by its content."""
-    if len(report.parts) == 1:
-        report.kind = f"a folder with {report.parts[0].kind}"
-        if report.parts[0].problem:
-            report.problem = f"{report.parts[0].path.name} cannot be opened"
-    elif report.parts:
-        report.kind = f"a folder with {len(report.parts)} artifacts"
+    parts = [part for part in report.parts if not part.is_detail] or report.parts
+    if len(parts) == 1:
+        report.kind = parts[0].kind if parts[0].path.is_dir() else f"a folder with {parts[0].kind}"
+        if parts[0].problem:
+            report.problem = f"{parts[0].path.name}: {parts[0].problem}"
+    elif parts:
+        report.kind = f"a folder with {len(parts)} artifacts"
+        if all(part.problem for part in parts):
+            report.problem = f"none of them can be opened; {parts[0].path.name}: {parts[0].problem}"
     else:
         report.problem = "it has no file of a format that flowmx knows (docs/artifacts.md)"
 

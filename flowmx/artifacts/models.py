@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flowmx.artifacts import sagemaker
 from flowmx.artifacts.checkpoints import (
     Checkpoint,
-    Shape,
     arrays_of,
     checkpoint_of,
-    inputs_of,
     load_symbol,
     operators_of,
     parameters_of,
     unknown_operators,
     writer_of,
 )
-from flowmx.artifacts.report import Report, bytes_text
+from flowmx.artifacts.input_shapes import Shape, inputs_of
+from flowmx.artifacts.report import Report, arrays_text, bytes_text, names_text
 from flowmx.errors import MXNetError
 from flowmx.gluon.model_zoo import vision
 from flowmx.gluon.model_zoo.huggingface.folder import read_config
-from flowmx.ops.registry.dtypes import name_of
-from flowmx.serialization import gguf, symbol_json
+from flowmx.serialization import gguf, symbol_json, tvm_params
 
 __all__ = ["describe_arrays", "describe_checkpoint", "describe_gguf", "describe_onnx", "describe_transformer"]
 
 _SHOWN_OPERATORS = 8
-_SHOWN_ARRAYS = 3
-_COMPILED = "tvm_op"
+_COMPILED = re.compile(rb'"op"\s*:\s*"tvm_op"')
 _LABEL = "label"
 
 
@@ -40,16 +37,17 @@ def describe_checkpoint(checkpoint: Checkpoint) -> Report:
     """Describe a symbol and its parameters."""
     path = checkpoint.prefix or checkpoint.symbol.parent
     report = Report(path, "a symbol")
+    content = checkpoint.symbol.read_bytes()
+    if _COMPILED.search(content):
+        report.kind = "a graph that TVM compiled"
+        report.problem = "its operators are machine code in a separate library; the model before compilation opens here"
+        return report
     try:
-        graph = symbol_json.parse(checkpoint.symbol.read_bytes())
+        graph = symbol_json.parse(content)
     except MXNetError as error:
         report.problem = str(error)
         return report
     operators = operators_of(graph)
-    if _COMPILED in operators:
-        report.kind = "a graph that TVM compiled"
-        report.problem = "its operators are machine code in a separate library; the model before compilation opens here"
-        return report
     if foreign := unknown_operators(graph):
         report.problem = (
             f"MXNet 1.9.1 does not have the operators {', '.join(foreign)}: a fork of MXNet or a library of operators "
@@ -72,7 +70,7 @@ def describe_checkpoint(checkpoint: Checkpoint) -> Report:
         except (MXNetError, OSError) as error:
             report.problem = str(error)
             return report
-        report.facts["parameters"] = _sizes(arrays)
+        report.facts["parameters"] = arrays_text(arrays)
     _add_interface(report, checkpoint, arrays)
     return report
 
@@ -103,12 +101,32 @@ def _add_interface(report: Report, checkpoint: Checkpoint, arrays: Mapping[str, 
     ]
 
 
-def _shape_options(inputs: Mapping[str, Shape]) -> str:
-    texts = {name: ",".join("?" if size is None else str(size) for size in shape) for name, shape in inputs.items()}
-    if len(texts) == 1:
-        (text,) = texts.values()
-        return f"--shape {text or 'SIZES'}"
-    return " ".join(f"--shape {name}={text or 'SIZES'}" for name, text in texts.items())
+def _describe_array_model(report: Report, model: sagemaker.ArrayModel) -> Report:
+    """Complete the report of a model of SageMaker that consists of arrays."""
+    report.kind = f"a model of SageMaker's {model.algorithm}"
+    report.facts |= model.facts
+    if model.symbol is None:
+        report.problem = (
+            f"how SageMaker's {model.algorithm} computes predictions is not public; convert saves its arrays"
+        )
+        report.commands.append(f"flowmx convert {report.path} {model.algorithm}.npz")
+    else:
+        report.facts["inputs"] = f"data ({model.features})"
+        report.facts["outputs"] = ", ".join(model.symbol.list_outputs())
+        report.commands += [
+            f"flowmx serve {report.path}", f"flowmx convert {report.path} {model.algorithm}.onnx --check",
+        ]  # fmt: skip
+    return report
+
+
+def _shape_options(inputs: Mapping[str, Shape | None]) -> str:
+    texts = {
+        name: "SIZES" if shape is None else ",".join("?" if size is None else str(size) for size in shape)
+        for name, shape in inputs.items()
+    }
+    if len(texts) == 1 and (text := next(iter(texts.values()))):
+        return f"--shape {text}"
+    return " ".join(f"--shape {name}={text}" for name, text in texts.items())
 
 
 def describe_arrays(path: Path) -> Report:
@@ -120,9 +138,13 @@ def describe_arrays(path: Path) -> Report:
         arrays = arrays_of(path)
     except (MXNetError, OSError) as error:
         return Report(path, "a damaged file of arrays", problem=str(error))
-    report = Report(path, "arrays", {"arrays": _sizes(arrays), "names": _names(arrays)})
+    report = Report(path, "arrays", {"arrays": arrays_text(arrays), "names": names_text(arrays)})
+    if (model := sagemaker.read_model(path)) is not None:
+        return _describe_array_model(report, model)
     architecture = path.name.partition("-")[0].partition(".params")[0]
-    if any(name.startswith(("arg:", "aux:")) for name in arrays):
+    if is_of_tvm(path):
+        report.kind = "parameters of a graph that TVM compiled"
+    elif any(name.startswith(("arg:", "aux:")) for name in arrays):
         report.kind = "parameters of a module or of an exported block"
         report.missing.append(f"the symbol: there is no file {re.sub('-[0-9]{4}$', '', path.stem)}-symbol.json")
     elif path.suffix == ".params":
@@ -133,30 +155,9 @@ def describe_arrays(path: Path) -> Report:
         else:
             report.missing.append("the network: the code of the block")
         report.commands.append(f"net.load_parameters({path.name!r})")
-    report.commands.append(f"flowmx convert {path} {path.stem}.safetensors")
+    suffix = ".npz" if "0" in arrays else ".safetensors"
+    report.commands.append(f"flowmx convert {path} {path.stem}{'-copy' if suffix == path.suffix else ''}{suffix}")
     return report
-
-
-def _sizes(arrays: Mapping[str, Any]) -> str:
-    """Return the number of arrays, their elements, dtypes and bytes."""
-    elements = sum(math.prod(array.shape) for array in arrays.values())
-    dtypes = Counter(_dtype_name(array) for array in arrays.values())
-    size = sum(math.prod(array.shape) * _itemsize(array) for array in arrays.values())
-    return f"{len(arrays)} arrays, {elements:,} numbers, {', '.join(dtypes)}, {bytes_text(size)}"
-
-
-def _dtype_name(array: Any) -> str:
-    return name_of(getattr(array, "dtype", None) or array.data.dtype)
-
-
-def _itemsize(array: Any) -> int:
-    dtype = getattr(array, "dtype", None)
-    return int((array.data.dtype if dtype is None else dtype).itemsize)
-
-
-def _names(arrays: Mapping[str, Any]) -> str:
-    shown = [f"{name} {tuple(array.shape)}" for name, array in list(arrays.items())[:_SHOWN_ARRAYS]]
-    return ", ".join(shown) + (", ..." if len(arrays) > _SHOWN_ARRAYS else "")
 
 
 def _counts(operators: Counter[str]) -> str:
@@ -165,8 +166,14 @@ def _counts(operators: Counter[str]) -> str:
     return ", ".join(shown) + (f" and {others} more kinds" if others > 0 else "")
 
 
-def _shape_text(shape: Shape) -> str:
-    return f"({', '.join('?' if size is None else str(size) for size in shape)})" if shape else ""
+def _shape_text(shape: Shape | None) -> str:
+    return f"({', '.join('?' if size is None else str(size) for size in shape)})" if shape is not None else ""
+
+
+def is_of_tvm(path: Path) -> bool:
+    """Return whether a file has parameters that TVM saved."""
+    with path.open("rb") as file:
+        return file.read(len(tvm_params.MAGIC)) == tvm_params.MAGIC
 
 
 def describe_onnx(path: Path) -> Report:

@@ -6,8 +6,10 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+from flowmx.artifacts import sagemaker
 from flowmx.artifacts.archives import ScratchFolder, holds_arrays, is_archive, unpack
 from flowmx.artifacts.checkpoints import Checkpoint, find_checkpoints
+from flowmx.serialization import formats
 
 __all__ = ["OpenedArtifact", "open_artifact"]
 
@@ -33,7 +35,8 @@ def open_artifact(path: Path, with_code: bool = False) -> OpenedArtifact:
     """Return a path that can be loaded as a model: a file, a folder, or the prefix of a checkpoint.
 
     An archive (``model.tar.gz``) is unpacked, also inside another one. A checkpoint whose files have other names than
-    MXNet's (``symbol.json`` and ``params``) is linked under MXNet's names. Other paths are returned unchanged.
+    MXNet's (``symbol.json`` and ``params``) is linked under MXNet's names. A model of SageMaker that consists of arrays
+    becomes a checkpoint. Other paths are returned unchanged.
 
     Args:
         path: the path.
@@ -50,6 +53,11 @@ def open_artifact(path: Path, with_code: bool = False) -> OpenedArtifact:
             break
         scratch.append(unpack(archive))
         path = _innermost(scratch[-1].path)
+    model = _model_of_arrays(path)
+    if model is not None and model.symbol is not None:
+        scratch.append(ScratchFolder())
+        path = scratch[-1].path
+        sagemaker.write_checkpoint(model, path)
     checkpoints = find_checkpoints(path) if path.is_dir() else []
     if len(checkpoints) == 1 and checkpoints[0].params is not None and not _has_usual_names(checkpoints[0]):
         scratch.append(ScratchFolder())
@@ -64,7 +72,17 @@ def _archive_at(path: Path, with_code: bool) -> Path | None:
     if not path.is_dir() or find_checkpoints(path) or any(path.glob("*.onnx")):
         return None
     files = [file for file in path.iterdir() if _is_opened(file, with_code)]
+    names = [file for file in files if sagemaker.is_model_file(file)]  # each machine of a training wrote one
+    files = names or files
     return files[0] if len(files) == 1 else None
+
+
+def _model_of_arrays(path: Path) -> sagemaker.ArrayModel | None:
+    """Return the model of SageMaker that a file is, or the file of that name in a folder without a checkpoint."""
+    if not path.is_dir():
+        return sagemaker.read_model(path)
+    files = [] if find_checkpoints(path) else [file for file in path.iterdir() if sagemaker.is_model_file(file)]
+    return sagemaker.read_model(files[0]) if len(files) == 1 else None
 
 
 def _is_opened(path: Path, with_code: bool) -> bool:
@@ -72,10 +90,11 @@ def _is_opened(path: Path, with_code: bool) -> bool:
 
 
 def _innermost(folder: Path) -> Path:
-    """Return the first folder that has more in it than one folder."""
+    """Return the first folder that has more in it than one folder, or the only file if that has arrays."""
     while len(entries := list(folder.iterdir())) == 1 and entries[0].is_dir():
         folder = entries[0]
-    return folder
+    files = [file for file in entries if file.is_file()]
+    return files[0] if len(files) == 1 and formats.is_array_file(files[0]) else folder
 
 
 def _has_usual_names(checkpoint: Checkpoint) -> bool:

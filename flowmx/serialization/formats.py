@@ -1,4 +1,6 @@
-"""Array files in any format: MXNet's ``.params``, safetensors, NumPy's, PyTorch's state dicts, and GGUF (reading).
+"""Array files in any format: MXNet's ``.params``, safetensors, NumPy's, PyTorch's state dicts.
+
+GGUF, the parameters of TVM, and the arrays in pickles are read too.
 
 In safetensors a sparse array ``x`` is saved as the arrays ``x.data`` and ``x.indices``, and ``x.indptr`` for csr. The
 metadata entry ``flowmx.sparse`` has the shapes: ``{"x": [3, 4]}``.
@@ -9,6 +11,7 @@ from __future__ import annotations
 import json
 import operator
 import os
+import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -18,12 +21,12 @@ import numpy.typing as npt
 from flowmx.errors import raised_as_mxnet
 from flowmx.ops.registry.operators import Array
 from flowmx.semantics import semantics
-from flowmx.serialization import gguf, numpy_files, params, safetensors, torch
+from flowmx.serialization import gguf, numpy_files, params, pickled_arrays, safetensors, torch, tvm_params
 from flowmx.serialization.atomic import read_from
 from flowmx.serialization.reading import read_large
 from flowmx.serialization.suffixes import format_by_suffix
 
-__all__ = ["Loaded", "load", "loads", "save"]
+__all__ = ["Loaded", "is_array_file", "load", "loads", "save"]
 
 Loaded: TypeAlias = dict[str, Array] | list[Array]
 
@@ -88,7 +91,23 @@ def load(path: str | os.PathLike[str], *, keep_sparse: bool = False) -> Loaded:
         if not keep_sparse:
             return safetensors.load(path)
         return _join_sparse(*safetensors.load_with_metadata(path), os.fspath(path))
+    if start.startswith(tvm_params.MAGIC):
+        return tvm_params.load(path)
+    if start.startswith(_PICKLES):
+        return pickled_arrays.loads(read_large(path), source=os.fspath(path))
     return params.load(path, keep_sparse=keep_sparse)
+
+
+def is_array_file(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file begins as a file of arrays; zip files are only those of NumPy and PyTorch."""
+    if not Path(path).is_file():
+        return False
+    start = read_from(path, lambda file: file.read(9))
+    if _is_zip(start):
+        return Path(path).suffix in (".npz", ".pt", ".pth", ".bin")
+    return _is_safetensors(start) or start.startswith(
+        (_PARAMS, numpy_files.MAGIC, gguf.MAGIC, tvm_params.MAGIC, *_PICKLES)
+    )
 
 
 def loads(data: bytes | bytearray | memoryview, *, source: str = "<bytes>", keep_sparse: bool = False) -> Loaded:
@@ -103,8 +122,16 @@ def loads(data: bytes | bytearray | memoryview, *, source: str = "<bytes>", keep
     if _is_safetensors(bytes(data[:9])):
         arrays, texts = safetensors.loads_with_metadata(data, source=source)
         return _join_sparse(arrays, texts, source) if keep_sparse else arrays
+    if bytes(data[:8]) == tvm_params.MAGIC:
+        return tvm_params.loads(data, source=source)
+    if bytes(data[:2]) in _PICKLES:
+        return pickled_arrays.loads(memoryview(data), source=source)
     return params.loads(data, source=source, keep_sparse=keep_sparse)
 
+
+_PARAMS = struct.pack("<Q", params.LIST_MAGIC)
+_PICKLES = (b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5")
+"""The first bytes of pickles of each protocol."""
 
 _SPARSE = "flowmx.sparse"
 _PARTS = {1: ("indices",), 2: ("indptr", "indices")}

@@ -12,7 +12,7 @@ import numpy as np
 
 from flowmx import symbol as sym
 from flowmx.artifacts import open_artifact
-from flowmx.artifacts.checkpoints import declared_shapes
+from flowmx.artifacts.input_shapes import declared_shapes
 from flowmx.errors import AdviceError
 from flowmx.gluon import Block, HybridBlock, SymbolBlock
 from flowmx.gluon.model_zoo import huggingface

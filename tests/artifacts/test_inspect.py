@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import flowmx as mx
-from flowmx.artifacts import checkpoints, inspect, open_artifact
+from flowmx.artifacts import input_shapes, inspect, open_artifact
 from flowmx.cli import main
 from flowmx.recordio import IRHeader, MXIndexedRecordIO, pack
 from flowmx.serialization import gguf, safetensors
@@ -172,7 +172,7 @@ def test_a_pickle_is_named_but_not_opened(tmp_path, capsys):
     (tmp_path / "model.pkl").write_bytes(pickle.dumps({"net": Trap()}))
     report = inspect(tmp_path / "model.pkl")
     assert report.kind == "a Python pickle" and report.facts["modules"] == "builtins"
-    assert "runs code" in report.problem and "executed" not in capsys.readouterr().out
+    assert "runs its code" in report.problem and "executed" not in capsys.readouterr().out
 
 
 def tar(path, files, mode="w:gz"):
@@ -365,6 +365,6 @@ def test_a_hostile_graph_is_described_with_bounded_work(tmp_path, monkeypatch):
     layer = mx.sym.FullyConnected(layer, num_hidden=2, name="f")
     arrays = {"c_weight": (2, 3, 3, 3), "c_bias": (2,), "f_weight": (2, 7), "f_bias": (2,)}
     mx.model.save_checkpoint(str(tmp_path / "m"), 0, layer, {k: mx.nd.zeros(s) for k, s in arrays.items()}, {})
-    monkeypatch.setattr(checkpoints, "_fits", lambda *arguments: tries.append(1))
+    monkeypatch.setattr(input_shapes, "_fits", lambda *arguments: tries.append(1))
     assert inspect(tmp_path / "m").facts["inputs"] == "data (3, ?, ?)"
     assert len(tries) <= 100

@@ -185,7 +185,7 @@ def test_the_check_detects_different_symbols_and_states(tmp_path):
     [
         ("net.pth", "net.onnx", "expected a name that ends with .onnx, .json"),
         ("net-0003.params", "net.onnx", "net-0003.params is a file of arrays and"),
-        ("net", "net.states", "the former converts only to a checkpoint or an ONNX file"),
+        ("net", "net.states", "the former converts only to a file of arrays or a checkpoint or an ONNX file"),
         ("none", "none.onnx", "there is no checkpoint"),
         ("net", "net.onnx", "the shape of a sample of data is unknown"),
         ("net-0003.params", "net-0003.params", "would be overwritten"),

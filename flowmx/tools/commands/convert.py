@@ -18,12 +18,15 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
     logging.getLogger().setLevel(logging.WARNING)
     from flowmx.artifacts import open_artifact
+    from flowmx.artifacts.input_shapes import declared_shapes
     from flowmx.tools.commands.convert_check import check
     from flowmx.tools.commands.convert_formats import Job, convert
 
     artifact = open_artifact(arguments.source, with_code=True)
+    folder = artifact.path if artifact.path.is_dir() else artifact.path.parent
     job = Job(
-        artifact.path, arguments.target, usage.shapes(arguments.shape), arguments.dtype, arguments.batch,
+        artifact.path, arguments.target, usage.shapes(arguments.shape) or declared_shapes(folder) or None,
+        arguments.dtype, arguments.batch,
         arguments.epoch, arguments.states,
         arguments.opset,
     )  # fmt: skip

@@ -129,7 +129,8 @@ def _symbols(job: Job) -> str:
 
 
 def _arrays(job: Job) -> str:
-    first, second = (_named(read_arrays(path)) for path in (job.source, job.target))
+    source = checkpoint(job.source, job.epoch)[1] if format_of(job.source) == "checkpoint" else job.source
+    first, second = (_named(read_arrays(path)) for path in (source, job.target))
     if first.keys() != second.keys():
         raise ValueError(f"the names differ: {sorted(first.keys() ^ second.keys())[:5]} are in only one of them")
     for name, array in first.items():

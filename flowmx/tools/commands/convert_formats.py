@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -16,7 +17,9 @@ from flowmx.contrib import onnx
 from flowmx.gluon.model_zoo import huggingface
 from flowmx.ndarray import NDArray
 from flowmx.optimizer import convert_states
+from flowmx.serialization import formats, numpy_files
 from flowmx.serialization.atomic import replace_file
+from flowmx.serialization.reading import read_large
 from flowmx.serve.model_loading import load
 from flowmx.symbol import Symbol
 
@@ -81,7 +84,7 @@ def format_of(path: Path) -> str:
     """
     if huggingface.is_model(path):
         return "pretrained"
-    kind = _ENDINGS.get(path.suffix.lower())
+    kind = _ENDINGS.get(path.suffix.lower()) or ("arrays" if formats.is_array_file(path) else None)
     if kind is None and path.suffix and not path.is_dir() and not Path(f"{path}{_SYMBOL}").exists():
         raise ValueError(
             f"{path}: expected a name that ends with {', '.join(_ENDINGS)}, or the prefix or folder of a checkpoint"
@@ -173,6 +176,11 @@ def _save(job: Job, symbol: Symbol, arguments: Arrays, auxiliary: Arrays) -> Non
     model.save_checkpoint(prefix, 0, symbol, arguments, auxiliary)
 
 
+def _parameters(job: Job) -> None:
+    _, weights = checkpoint(job.source, job.epoch)
+    _arrays(job._replace(source=weights))
+
+
 def _upgrade(job: Job) -> None:
     sym.load(job.source).save(job.target)
 
@@ -191,9 +199,7 @@ def _renew(job: Job) -> None:
 
 def read_arrays(path: Path) -> Any:
     """Read the arrays of a file by name, or as a list if they have no names. The content determines the format."""
-    with path.open("rb") as file:
-        is_zip = file.read(2) == b"PK"
-    if is_zip:
+    if zipfile.is_zipfile(path) and numpy_files.is_npz(read_large(path)):
         with np.load(path, allow_pickle=False) as file:
             return {name: ndarray.array(file[name], dtype=file[name].dtype) for name in file.files}
     return ndarray.load(str(path))
@@ -231,6 +237,7 @@ CONVERSIONS: dict[tuple[str, str], Callable[[Job], None]] = {
     ("onnx", "symbol"): _from_onnx,
     ("symbol", "symbol"): _upgrade,
     ("checkpoint", "checkpoint"): _renew,
+    ("checkpoint", "arrays"): _parameters,
     ("arrays", "arrays"): _arrays,
     ("states", "states"): _states,
 }
