@@ -34,8 +34,8 @@ def _make_simulated(context: Context) -> Device:
     return device
 
 
-def _cuda(context: Context) -> Device:
-    if _gpus():  # substitutes are not mixed with real GPUs
+def _make_cuda(context: Context) -> Device:
+    if _gpus():  # simulated and real GPUs are not mixed
         raise DeviceError(f"{context} does not exist: only {_gpus()} are simulated")
     device: Device = late("devices.cuda").make(context)
     return device
@@ -46,11 +46,11 @@ def _make_pinned(context: Context) -> Device:
     return device
 
 
-_types: dict[str, Callable[[Context], Device]] = {
+_factories: dict[str, Callable[[Context], Device]] = {
     "cpu": CPUDevice,
     "cpu_pinned": _make_pinned,
     "cpu_shared": CPUDevice,
-    "gpu": _cuda,
+    "gpu": _make_cuda,
     "sim": _make_simulated,
 }
 _devices: dict[Context, Device] = {}
@@ -58,7 +58,7 @@ _substitutes: dict[Context, Device] = {}
 _lock = forks.lock()
 
 
-_BUILT_IN = frozenset(_types)
+_BUILT_IN = frozenset(_factories)
 
 
 def register_device_type(device_type: str, make: Callable[[Context], Device]) -> None:
@@ -72,7 +72,7 @@ def register_device_type(device_type: str, make: Callable[[Context], Device]) ->
             reference implementations.
 
     Raises:
-        ValueError: the name is not an identifier, or is one of flowmx's own.
+        ValueError: the name is not an identifier, or names a built-in device type.
         TypeError: ``make`` cannot be called.
 
     Example:
@@ -88,10 +88,10 @@ def register_device_type(device_type: str, make: Callable[[Context], Device]) ->
         )
     if not callable(make):
         raise ArgumentKindError(
-            f"register_device_type: make is {type(make).__name__}, expected a function of a context that returns a "
-            "device, such as a subclass of flowmx.devices.Device"
+            f"register_device_type: make is {type(make).__name__}, expected a function that takes a context and "
+            "returns a device, such as a subclass of flowmx.devices.Device"
         )
-    _types[device_type] = make
+    _factories[device_type] = make
     add_device_type(device_type)
 
 
@@ -108,12 +108,12 @@ def get(context: Context) -> Device:
         if context in _devices:
             return _devices[context]
         # A finalizer or a signal handler may have created it meanwhile: the first one is used.
-        return _devices.setdefault(context, _types[context.device_type](context))
+        return _devices.setdefault(context, _factories[context.device_type](context))
 
 
 @contextlib.contextmanager
 def replace_devices(substitutes: Mapping[Context, Device]) -> Iterator[None]:
-    """Replace devices by these inside a ``with`` block."""
+    """Use other devices for these contexts inside a ``with`` block."""
     with _lock:
         former = {context: _devices.get(context) for context in substitutes}
         outer_substitutes = dict(_substitutes)
@@ -189,13 +189,12 @@ def _actor_of(device: object) -> Actor:
     raise TypeError(f"device is {device!r}, expected a context such as mx.cpu(0)")
 
 
-def _guard() -> AbstractContextManager[None]:
-    """Return a context manager that silences NumPy's warnings."""
-    # MXNet does not warn of infinities and NaNs.
+def _silence_numpy() -> AbstractContextManager[None]:
+    """Return a context manager that silences NumPy's warnings: MXNet does not warn of infinities and NaNs."""
     return np.errstate(all="ignore")
 
 
-_engine.engine.runner.guard = _guard
+_engine.engine.runner.guard = _silence_numpy
 _engine.engine.runner.prepare = threads.apply_here
 # NumPy stores that state in a context variable; entering a prepared context is 10x faster than an errstate block.
 _quiet = contextvars.Context()

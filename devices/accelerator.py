@@ -21,8 +21,8 @@ class Accelerator(Device):
     """A device with separate memory and streams.
 
     Attributes:
-        pool: its memory.
-        compute: the compute actor; operations with a priority above 0 use a separate stream there.
+        pool: the pool of its memory.
+        compute: the compute actor, which has a separate stream for operations with a priority above 0.
         incoming, outgoing, peers: the actors for copies from the host, to the host, and from other accelerators.
         actors: all these actors.
     """
@@ -42,16 +42,16 @@ class Accelerator(Device):
         """
         config = settings.get()
         copies = config.gpu_copy_nthreads
-        self.compute = self._actor(repr(self.context), COMPUTE, streams or config.gpu_worker_nthreads, True)
-        self.incoming = self._actor(f"host to {self.context}", FROM_HOST, copies)
-        self.outgoing = self._actor(f"{self.context} to host", TO_HOST, copies)
-        self.peers = self._actor(f"peers to {self.context}", FROM_PEERS, copies)
+        self.compute = self._create_actor(repr(self.context), COMPUTE, streams or config.gpu_worker_nthreads, True)
+        self.incoming = self._create_actor(f"host to {self.context}", FROM_HOST, copies)
+        self.outgoing = self._create_actor(f"{self.context} to host", TO_HOST, copies)
+        self.peers = self._create_actor(f"peers to {self.context}", FROM_PEERS, copies)
         self.actors = (self.compute, self.incoming, self.outgoing, self.peers)
         for actor in self.actors:
             actor.on_push = on_push
         engine.synchronizers.append(self.synchronize)
 
-    def _actor(self, name: str, purpose: str, count: int, has_urgent: bool = False) -> StreamActor:
+    def _create_actor(self, name: str, purpose: str, count: int, has_urgent: bool = False) -> StreamActor:
         streams = [self.stream(f"{purpose} {index}", purpose) for index in range(count)]
         urgent = self.stream(f"{purpose} urgent", purpose, 1) if has_urgent else None
         user = self.stream(f"{purpose} of user code", purpose) if has_urgent and self.captures else None

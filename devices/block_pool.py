@@ -45,10 +45,10 @@ class Block:
         address: its start address.
         uses: by stream, the token of the last operation that used it.
         holder: the name and origin of the operation that allocated it, if any.
-        launch: the launch that allocated it, until its token is among the uses.
+        launch: the launch that allocated it, until the launch's token is recorded in ``uses``.
         uses_are_known: whether all its uses are recorded: a variable holds it, or it was released during its launch.
         note: data of the backend.
-        ticket: the ticket that is returned at the end of its lease.
+        ticket: a weak reference to the holder; it enters the pool's queue when the holder is freed.
     """
 
     __slots__ = ("address", "holder", "launch", "memory", "note", "size", "ticket", "uses", "uses_are_known")
@@ -105,9 +105,9 @@ class BlockPool:
     """A pool of blocks of one device's memory.
 
     Args:
-        device: its name, for messages.
-        take: allocates bytes on the device; returns a handle and the address, or None if there is no memory.
-        give: frees a handle.
+        device: the device's name, for messages.
+        allocate: allocates bytes on the device; returns a handle and the address, or None if there is no memory.
+        free: frees a handle.
         limit: maximum number of bytes to allocate.
         total: the device's memory in bytes.
         synchronize: waits for all work launched on the device.
@@ -118,7 +118,7 @@ class BlockPool:
         peak: maximum number of bytes in use at one time.
         allocations: the number of allocations.
         waited_reuses: the number of allocations that had to wait for another stream.
-        returned: tickets of returned blocks; C code appends them, so that no interrupt can lose one.
+        returned: the tickets of returned blocks. C code appends them, so that no interrupt can lose a ticket.
         on_allocate: called with the bytes before each allocation; may raise an error.
         on_change: called with each block when it is allocated (True) or freed (False).
         newest_tokens: returns the newest token of each stream, for blocks that outlive their launch without a variable
@@ -127,12 +127,12 @@ class BlockPool:
     """
 
     def __init__(
-        self, device: str, take: Callable[[int], tuple[Any, int] | None], give: Callable[[Any], None], limit: int,
+        self, device: str, allocate: Callable[[int], tuple[Any, int] | None], free: Callable[[Any], None], limit: int,
         total: int, synchronize: Callable[[], None], kind: str,
     ) -> None:  # fmt: skip
         self.device = device
-        self._take = take
-        self._give = give
+        self._allocate = allocate
+        self._free_handle = free
         self.limit = limit
         self._total = total
         self._synchronize = synchronize
@@ -269,7 +269,7 @@ class BlockPool:
     def _new_block(self, size: int) -> Block | None:
         if self.used + self.idle + size > self.limit and not self._is_exceeded:
             return None
-        allocation = self._take(size)
+        allocation = self._allocate(size)
         return None if allocation is None else Block(size, *allocation)
 
     def _allocate_beyond_limit(self, error: OutOfMemory, size: int) -> Block:
@@ -277,7 +277,7 @@ class BlockPool:
             raise error
         self._is_exceeded = True
         self.on_excess(error)
-        allocation = self._take(size)
+        allocation = self._allocate(size)
         if allocation is None:
             raise error
         return Block(size, *allocation)
@@ -285,7 +285,7 @@ class BlockPool:
     def _release(self, block: Block) -> None:
         for token in block.uses.values():
             token.finish()
-        self._give(block.memory)
+        self._free_handle(block.memory)
 
     def _drop_free(self) -> None:
         for blocks in self._free.values():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import numpy as np
 
 from flowmx import settings
 from flowmx.devices import cpu_pool, threads
+from flowmx.devices.arrays import Array
 from flowmx.devices.context import Context
 from flowmx.devices.device import Device
 from flowmx.devices.generator import Generator
@@ -51,10 +51,10 @@ class CPUDevice(Device):
     def copy_actor(self, source: Device) -> Actor:
         return source.copy_actor_out() if source.is_asynchronous else self._copies
 
-    def copy(self, source: Any, target: Any) -> None:
+    def copy(self, source: Array, target: Array) -> None:
         np.copyto(target, source, casting="unsafe")
 
-    def to_host(self, array: object) -> Any:
+    def to_host(self, array: Array) -> Array:
         return array
 
     def memory_info(self) -> tuple[int, int]:

@@ -1,12 +1,12 @@
 """A pool of CPU memory: large blocks that arrays have released are reused for new arrays.
 
 New memory from the system costs a page fault for every few KiB at first access, which takes longer than most operators
-need for the same bytes. A block is an anonymous mapping. An array holds a :class:`_Lease` on it. Every view of the
-array and every user of its buffer keeps the lease alive; when the lease is freed, so is the block. Memory in use is
-therefore never allocated twice. Free blocks beyond the limit are returned to the system at the next allocation. Free
-blocks of old sizes would accumulate if sizes kept changing, so before a block of a new size is created, free blocks are
-returned until the total is close to the peak of memory in use. A loop that allocates the same sizes repeatedly needs no
-new blocks.
+run on the same amount of data. A block is an anonymous mapping. An array holds a :class:`_Lease` on it. Every view of
+the array and every user of its buffer keeps the lease alive; when the lease is freed, so is the block. Memory in use is
+therefore never allocated twice. Free blocks beyond the limit are returned to the system at the next allocation. If
+sizes keep changing, free blocks of old sizes would accumulate. So before a block of a new size is created, free blocks
+are returned until the total is close to the peak of memory in use. A loop that allocates the same sizes repeatedly
+needs no new blocks.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from flowmx import settings
+from flowmx.devices.arrays import Array, DType
 from flowmx.errors import OutOfMemory
 
 MIN_BYTES = 1 << 16
@@ -77,7 +78,7 @@ class Pool:
         self._collect()
         return self._used
 
-    def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def array(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """Allocate an uninitialized C-contiguous array, aligned to pages.
 
         Raises:
@@ -175,10 +176,10 @@ def _map(size: int) -> mmap.mmap:
 
 
 _pool: Pool | None = None
-_product, _empty = math.prod, np.empty  # saves an attribute lookup for each array
+_product, _empty = math.prod, np.empty  # local names: this saves attribute lookups for each array
 
 
-def allocate(shape: tuple[int, ...], dtype: Any) -> Any:
+def allocate(shape: tuple[int, ...], dtype: DType) -> Array:
     """Allocate an uninitialized C-contiguous array; a large one uses the pool."""
     if _product(shape) * dtype.itemsize < MIN_BYTES or not _PRIVATE or dtype.hasobject:
         return _empty(shape, dtype)

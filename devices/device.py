@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowmx.devices.arrays import Array, DType
 from flowmx.devices.context import Context
 from flowmx.devices.generator import Generator
 from flowmx.engine.actor import Actor
 
 if TYPE_CHECKING:
+    from flowmx.devices.cuda.graphs import Graphs
     from flowmx.devices.streams import Token
     from flowmx.engine.scheduler import Variable
 
@@ -44,7 +46,7 @@ class Device(ABC):
         is_asynchronous: whether operations are complete when they have been launched.
         has_numerics: whether it computes values; simulated devices may only count memory and time.
         reads_are_copies: whether :meth:`to_host` never shares memory.
-        graphs: launches repeated steps as one graph if possible; None if the device does not.
+        graphs: launches repeated steps as one graph; None if the device has no graphs.
         dlpack_device: its DLPack type and number.
     """
 
@@ -57,19 +59,19 @@ class Device(ABC):
     is_asynchronous = False
     has_numerics = True
     reads_are_copies = False
-    graphs: Any = None
+    graphs: Graphs | None = None
     dlpack_device = (1, 0)
 
     @property
     def replays(self) -> bool:
-        """True if repeated steps are launched as one."""
+        """Whether repeated steps are launched as one graph."""
         return self.graphs is not None
 
     @abstractmethod
-    def allocate(self, shape: tuple[int, ...], dtype: object) -> Any:
+    def allocate(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """Allocate an uninitialized C-contiguous array on this device."""
 
-    def view(self, array: Any, shape: tuple[int, ...], dtype: Any, offset: int, strides: tuple[int, ...]) -> Any:
+    def view(self, array: Array, shape: tuple[int, ...], dtype: DType, offset: int, strides: tuple[int, ...]) -> Array:
         """Return a view of one of this device's arrays.
 
         Args:
@@ -86,15 +88,15 @@ class Device(ABC):
         """Return the actor for copies from another device to this one."""
 
     @abstractmethod
-    def copy(self, source: object, target: object) -> None:
+    def copy(self, source: Array, target: Array) -> None:
         """Copy an array of any device to one of this device (on the copy actor; may convert the dtype)."""
 
-    def copy_out(self, source: Any, target: Any) -> None:
+    def copy_out(self, source: Array, target: Array) -> None:
         """Copy an array of an asynchronous device to one of the host (on :meth:`copy_actor_out`)."""
         np.copyto(target, source, casting="unsafe")
 
     @abstractmethod
-    def to_host(self, array: object) -> Any:
+    def to_host(self, array: Array) -> Array:
         """Return the content of one of this device's arrays as a NumPy array (which may share memory)."""
 
     @abstractmethod

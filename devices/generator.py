@@ -28,15 +28,15 @@ def seed_new(seed: int | None) -> None:
 
 
 def seeding() -> tuple[int, int | None]:
-    """Return the number of global seedings and the last seed, for generators that reseed themselves when it changes."""
+    """Return the number of global seedings and the last seed: a generator reseeds itself when the number changes."""
     return _seedings, _new_seed
 
 
 class Generator(Variable):
     """A device's random generator (NumPy's SFC64, seeded from the seed and a checksum of the device's name)."""
 
-    goes_back = True
-    """True if its state can be read and restored."""
+    can_be_restored = True
+    """Whether the state can be read and restored."""
 
     def __init__(self, name: str, seed: int | None = None) -> None:
         super().__init__(f"generator {name}")
@@ -44,7 +44,12 @@ class Generator(Variable):
         self.reseed(_new_seed if seed is None else seed)
 
     def reseed(self, seed: int | None, salted: bool = True) -> None:
-        """Restart the stream from a seed (None: the setting's, or the system's), ``salted`` for each device."""
+        """Restart the sequence of numbers.
+
+        Args:
+            seed: the seed; None: the setting's, or a random one.
+            salted: whether to combine the seed with the device's name, so that devices draw different numbers.
+        """
         if seed is None:
             seed = settings.get().seed
         entropy = [int.from_bytes(os.urandom(8), "little")] if seed is None else [seed]

@@ -29,7 +29,7 @@ _traits: dict[Callable[..., object], LaunchTraits] = {}
 
 
 def set_launch_traits(function: Callable[..., object], traits: LaunchTraits) -> None:
-    """Set the traits of a function, or of a method as found in its class."""
+    """Set the traits of a function, or of a method (passed as ``Class.method``)."""
     _traits[function] = traits
 
 

@@ -22,7 +22,7 @@ def message(
         used: the total size of the blocks in use, in bytes.
         limit: the number of bytes that the pool may use.
         total: the size of the device's memory in bytes.
-        holders: descriptions of what holds memory, and its size in bytes; the largest first.
+        holders: the operations that hold memory, as pairs (description, size in bytes), the largest first.
     """
     largest = "".join(f"\n  {count / 2**20:10.1f} MiB: {holder}" for holder, count in holders[:_LARGEST])
     return (

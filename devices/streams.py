@@ -1,10 +1,10 @@
 """Streams and tokens: execution and synchronization of asynchronous devices (GPUs and simulated devices).
 
 A *stream* is a queue of work on a device. Launching returns at once, so the scheduler considers an operation complete
-once it is launched. Each variable has :class:`Marks`: the token of its last write and,
-by stream, the tokens of later reads. An operation first makes its stream wait for the tokens of other
-streams in its variables' marks. Then it is launched, and its variables are marked with its token. The host waits for a
-token only if a value is read, or if an operation of a host actor uses a marked variable.
+once it is launched. A *token* is a point in a stream. Each variable has :class:`Marks`: the token of its last write
+and, by stream, the tokens of later reads. To launch an operation, its stream waits for the tokens of other streams in
+its variables' marks; after the launch, its own token is stored there. The host waits for a token only if a value is
+read, or if an operation of a host actor uses a variable with marks.
 
 :class:`StreamActor` does this for every backend; a backend implements :class:`Stream`. A device has one event loop, in
 a separate thread, which launches on all its streams: launches are short, and a single thread makes their order
@@ -33,6 +33,7 @@ from flowmx.engine.scheduler import Operation, Variable
 from flowmx.engine.workers import ThreadActor
 
 if TYPE_CHECKING:
+    from flowmx.devices.block_pool import Block
     from flowmx.devices.device import Device
 
 T = TypeVar("T")
@@ -40,6 +41,7 @@ T = TypeVar("T")
 _MAX_HOST_MEMORY_LAUNCHES = 256
 """Launches whose host memory a stream keeps alive; more launches wait."""
 _USER_THREADS = 16
+"""Maximum number of threads for user code on a device."""
 
 
 class Token:
@@ -76,7 +78,7 @@ class Token:
             else:
                 with engine.slot_released():
                     self.stream.finish(self)
-        self.stream.finished(self)
+        self.stream.on_host_wait(self)
         return self.failure
 
     def wait(self) -> None:
@@ -89,10 +91,10 @@ class Token:
         if failure is not None:
             failure.throw()
 
-    async def passed(self) -> None:
+    async def wait_in_thread(self) -> None:
         """Wait in a thread until the device has passed the token, without blocking the event loop or raising errors."""
         if not self.done():
-            await _in_thread(self.finish)
+            await _call_in_thread(self.finish)
         self.finish()
 
     def __repr__(self) -> str:
@@ -127,7 +129,7 @@ class Launch:
         self.waited: list[Token] = []
         self.sources: list[Token] = []
         self.token: Token | None = None
-        self.blocks: list[Any] = []
+        self.blocks: list[Block] = []
         self.work: Any = None
 
     def call(self) -> Any:
@@ -139,9 +141,9 @@ class Launch:
 
 
 class ThreadStreams(threading.local):
-    """The calling thread's entered streams and current launch, and whether it is a device's thread."""
+    """Thread-local state: the entered streams, the current launch, and whether this is a device's thread."""
 
-    is_devices = False
+    is_device_thread = False
 
     def __init__(self) -> None:
         self.streams: list[Stream] = []
@@ -175,15 +177,15 @@ class Stream(ABC):
         self.newest: Token | None = None
         self._record_lock = forks.lock()
         self._waited_serials: dict[Stream, int] = {}
-        self._held: deque[tuple[Token, tuple[Variable, ...]]] = deque()
+        self._kept_alive: deque[tuple[Token, tuple[Variable, ...]]] = deque()
 
     def wait(self, token: Token) -> None:
         """Make later launches on this stream start after a token. The host does not wait."""
-        is_ordered = token.stream is not HOST  # operations of the host are not ordered
+        is_ordered = token.stream is not HOST  # tokens of the host have no order
         if is_ordered and (token.stream is self or self._waited_serials.get(token.stream, 0) >= token.serial):
             return
         self._wait(token)
-        if is_ordered:  # later waits of other threads can be skipped
+        if is_ordered:  # later waits for this token and earlier ones can be skipped
             self._waited_serials[token.stream] = token.serial
         if thread_streams.launch is not None and thread_streams.launch.stream is self:
             thread_streams.launch.waited.append(token)
@@ -205,16 +207,16 @@ class Stream(ABC):
         """Launch an operation on this stream, which must be current; return the function's result."""
         return launch.call()
 
-    def hold(self, token: Token, variables: tuple[Variable, ...]) -> None:
+    def keep_alive(self, token: Token, variables: tuple[Variable, ...]) -> None:
         """Keep host memory alive until the device has passed a token."""
         if variables:
-            self._held.append((token, variables))
-        while self._held and self._held[0][0].done():
-            self._held.popleft()[0].finish()
+            self._kept_alive.append((token, variables))
+        while self._kept_alive and self._kept_alive[0][0].done():
+            self._kept_alive.popleft()[0].finish()
 
     def token_before_next_launch(self) -> Token | None:
         """Return the token that the next launch must wait for, to limit host memory, or None."""
-        return self._held[0][0] if len(self._held) > _MAX_HOST_MEMORY_LAUNCHES else None
+        return self._kept_alive[0][0] if len(self._kept_alive) > _MAX_HOST_MEMORY_LAUNCHES else None
 
     def can_wait_for(self, token: Token) -> bool:
         """Return whether the device itself can wait for a token."""
@@ -223,9 +225,9 @@ class Stream(ABC):
     def synchronize(self) -> None:
         """Block this thread until all work on this stream is done; errors stay in the tokens."""
         self.record().finish()
-        self._held.clear()
+        self._kept_alive.clear()
 
-    def finished(self, token: Token) -> None:
+    def on_host_wait(self, token: Token) -> None:
         """Record that the calling thread has waited for a token (a hook for backends)."""
 
     def __enter__(self) -> Stream:
@@ -334,7 +336,7 @@ class StreamActor(BatchActor):
         name: its name in messages and profiles.
         streams: its streams.
         urgent: a separate stream for operations with a priority above 0, if any.
-        user: a separate stream for user code, if any. The device's thread may capture what is launched on the others.
+        user: a separate stream for user code, if any: work on the other streams may be captured as a graph.
         home: the name of the device; its actors share an event loop.
     """
 
@@ -358,15 +360,15 @@ class StreamActor(BatchActor):
         self._first_serial = engine.scheduler.serial  # so that a program gets the same streams in each run
         self._user_threads = _UserThreads(f"user code on {name}", _USER_THREADS)
         self._delayed_launches: set[asyncio.Task[None]] = set()
-        _open.add(self)
-        engine.use_watch(_prepare, "tokens")
+        _open_actors.add(self)
+        engine.use_watch(_prepare_push, "tokens")
 
     def close(self) -> None:
         """Close the actor after its last operation; without open actors, pushes have no extra cost."""
         engine.retire(self)
         engine.retire(self._user_threads)
-        _open.discard(self)
-        if not _open:
+        _open_actors.discard(self)
+        if not _open_actors:
             engine.use_watch(None, "tokens")
 
     def all_streams(self) -> tuple[Stream, ...]:
@@ -376,7 +378,7 @@ class StreamActor(BatchActor):
     def accept(self, op: Operation) -> None:
         if op.runs_user_code:
             if self._user_threads.engine is None:
-                engine.hosting.adopt(self._user_threads)
+                engine.hosting.start_actor(self._user_threads)
             self._user_threads.accept(op)
         else:
             super().accept(op)
@@ -387,7 +389,7 @@ class StreamActor(BatchActor):
     def close_slot(self) -> None:
         self._user_threads.close_slot()
 
-    def choose(self, op: Operation, dependencies: Sequence[Token]) -> Stream:
+    def choose_stream(self, op: Operation, dependencies: Sequence[Token]) -> Stream:
         """Return the stream for an operation that comes after these tokens."""
         if op.priority > 0 and self.urgent is not None:
             return self.urgent
@@ -400,7 +402,7 @@ class StreamActor(BatchActor):
     # -- the coroutine ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        thread_streams.is_devices = True
+        thread_streams.is_device_thread = True
         await super().run()
 
     async def begin(self, batch: Sequence[Operation]) -> None:
@@ -411,7 +413,7 @@ class StreamActor(BatchActor):
                 failure = inherited_failure(op) if books.is_poisoned else None
                 if failure is None:
                     sources, dependencies = _tokens_before(op)
-                    stream = self.choose(op, dependencies)
+                    stream = self.choose_stream(op, dependencies)
                     host_waits = (
                         [token for token in dependencies if not stream.can_wait_for(token)] if dependencies else []
                     )
@@ -438,7 +440,7 @@ class StreamActor(BatchActor):
         dependencies: list[Token],
     ) -> None:
         for token in host_waits:
-            await token.passed()
+            await token.wait_in_thread()
         with engine.guard():
             engine.end(op, self._try_launch(op, stream, sources, dependencies))
 
@@ -478,7 +480,7 @@ class StreamActor(BatchActor):
         sources, dependencies = _tokens_before(op)
         for token in dependencies:
             token.finish()
-        stream = self.user or self.choose(op, dependencies)
+        stream = self.user or self.choose_stream(op, dependencies)
         return self.launch(Launch(op, stream, proceed, ()), sources, dependencies)
 
     def finish_launch(self, launch: Launch) -> None:
@@ -499,10 +501,10 @@ class StreamActor(BatchActor):
             block.uses[token.stream] = token
             block.launch = None
             block.uses_are_known = block.uses_are_known or block.is_released()  # no further use is possible
-        launch.stream.hold(token, tuple(host_variables))
+        launch.stream.keep_alive(token, tuple(host_variables))
 
 
-async def _in_thread(function: Callable[..., T], *arguments: object) -> T:
+async def _call_in_thread(function: Callable[..., T], *arguments: object) -> T:
     """Call a blocking function in a thread, without blocking the event loop."""
     try:
         future = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
@@ -512,7 +514,7 @@ async def _in_thread(function: Callable[..., T], *arguments: object) -> T:
 
 
 class _UserThreads(ThreadActor):
-    """The threads for user code on a device. No other thread runs this code, which may wait for that thread."""
+    """The threads for user code on a device. A waiting thread does not help them: the code may wait for that thread."""
 
     accepts_help = False
 
@@ -534,11 +536,11 @@ observers: list[Callable[[Operation, Token], None]] = []
 """Functions called as ``observe(op, token)`` after each host operation that uses marked variables."""
 
 
-_open: set[StreamActor] = set()
+_open_actors: set[StreamActor] = set()
 """The open actors; while this set is not empty, operations of host actors wait for the devices."""
 
 
-def _prepare(op: Operation) -> None:
+def _prepare_push(op: Operation) -> None:
     """Prepare a push: create the marks of a stream's variables, and make host operations wait for marks."""
     if isinstance(op.actor, StreamActor):
         for variable in (*op.reads, *op.writes):
@@ -550,13 +552,13 @@ def _prepare(op: Operation) -> None:
             op.wrap(op.actor.launch_user_code)
     elif any(variable.marks is not None for variable in (*op.reads, *op.writes)):
         op.light = False  # the operation may wait, and the pushing thread must not
-        op.wrap(_on_host)
+        op.wrap(_run_on_host)
 
 
-def _on_host(op: Operation, proceed: Callable[[], object]) -> Any:
+def _run_on_host(op: Operation, proceed: Callable[[], object]) -> Any:
     """Run an operation of the host that uses variables of asynchronous devices."""
     if op.is_coroutine:
-        return _on_host_async(op, proceed)
+        return _run_on_host_async(op, proceed)
     token = _begin_on_host(op)
     try:
         return proceed()
@@ -564,8 +566,8 @@ def _on_host(op: Operation, proceed: Callable[[], object]) -> Any:
         _end_on_host(op, token)
 
 
-async def _on_host_async(op: Operation, proceed: Callable[[], Any]) -> Any:
-    token = await _in_thread(_begin_on_host, op)
+async def _run_on_host_async(op: Operation, proceed: Callable[[], Any]) -> Any:
+    token = await _call_in_thread(_begin_on_host, op)
     for source in token.sources:
         source.finish()  # returns at once; records that later pushes of this thread come after it
     try:
@@ -587,8 +589,8 @@ def _begin_on_host(op: Operation) -> Token:
     return Token(HOST, 0, op.serial, _newest_by_stream(dependencies))
 
 
-def follow(op: Operation) -> None:
-    """Make this thread wait, as the operation's thread did, for the values that a host operation reads."""
+def wait_for_values(op: Operation) -> None:
+    """Make this thread wait for the values that a host operation reads, as the operation's thread did."""
     for token in _tokens_of(op.reads, writing=False):
         token.finish()
 

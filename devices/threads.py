@@ -18,7 +18,7 @@ from flowmx.settings import Settings
 
 _PAUSE_HARD = 2
 
-_WAITS = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "3000"}
+_SPIN_SETTINGS = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "3000"}
 
 _applied: int | None = None
 _openmp: ctypes.PyDLL | None = None
@@ -66,14 +66,16 @@ def apply_here() -> None:
 def spin_before_sleep() -> Iterator[None]:
     """Make the threads of an OpenMP library that is loaded inside spin for some microseconds before they sleep.
 
-    Kernels run on several threads (of workers and of waiting callers), each with its own OpenMP threads. If these are
-    more than the cores, those of libgomp sleep almost at once, and each call has to wake them, which takes longer than
-    a small product. Nothing changes if the environment sets their waiting policy.
+    Kernels run on several threads (of workers and of waiting callers), each of which has OpenMP threads. If there are
+    more OpenMP threads than cores, libgomp's sleep almost at once, and each call has to wake them, which takes longer
+    than a small product. If the environment sets the waiting policy, it stays.
     """
-    if any(name in os.environ for name in _WAITS):
+    if any(name in os.environ for name in _SPIN_SETTINGS):
         yield
         return
-    with temporary_change(lambda: os.environ.update(_WAITS), lambda: [os.environ.pop(name, None) for name in _WAITS]):
+    with temporary_change(
+        lambda: os.environ.update(_SPIN_SETTINGS), lambda: [os.environ.pop(name, None) for name in _SPIN_SETTINGS]
+    ):
         yield
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from flowmx import metric, model
 from flowmx.callback import LogValidationMetricsCallback
 from flowmx.devices import Context, cpu
-from flowmx.engine.loops import runs_in_plain_code
+from flowmx.engine.loops import blocks_in_ordinary_code
 from flowmx.initializer import Uniform
 from flowmx.io import DataIter, NDArrayIter, ResizeIter
 from flowmx.module import BaseModule, BucketingModule, Module
@@ -74,7 +74,7 @@ class FeedForward:
 
     # -- training --------------------------------------------------------------------------------------
 
-    @runs_in_plain_code
+    @blocks_in_ordinary_code
     async def fit(
         self, X: object, y: object = None, eval_data: Any = None, eval_metric: Any = "acc",
         epoch_end_callback: Any = None, batch_end_callback: Any = None, kvstore: Any = "local", logger: object = None,
@@ -136,7 +136,7 @@ class FeedForward:
 
     # -- predicting ------------------------------------------------------------------------------------
 
-    @runs_in_plain_code
+    @blocks_in_ordinary_code
     async def predict(
         self, X: object, num_batch: int | None = None, return_data: bool = False, reset: bool = True
     ) -> object:
@@ -168,7 +168,7 @@ class FeedForward:
             else _concatenate(outputs)
         )
 
-    @runs_in_plain_code
+    @blocks_in_ordinary_code
     async def score(
         self, X: object, eval_metric: object = "acc", num_batch: int | None = None, batch_end_callback: Any = None,
         reset: bool = True,
@@ -272,7 +272,7 @@ class FeedForward:
         )  # fmt: skip
 
     @staticmethod
-    @runs_in_plain_code
+    @blocks_in_ordinary_code
     async def create(
         symbol: Symbol, X: object, y: object = None, ctx: Context | Sequence[Context] | None = None,
         num_epoch: int | None = None, epoch_size: int | None = None, optimizer: Any = "sgd",

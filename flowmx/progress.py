@@ -221,7 +221,7 @@ class Bar:
         """Draw the final state. In ordinary code, wait for the arrays that it shows; in a coroutine, do not."""
         for name, value in self._values.items():
             read = value.finish(name)
-            if read is not None and late("engine.loops").in_plain_code():
+            if read is not None and late("engine.loops").in_ordinary_code():
                 read.wait()
         self._close()
 

@@ -27,7 +27,7 @@ _HOST_COPIES = ("HtoD", "DtoH", "HostToDevice", "DeviceToHost")
 
 
 class BlockHolder:
-    """A holder that keeps a block in use if nothing else holds the block."""
+    """An object that keeps a block in use when no array does."""
 
 
 class CaptureMemory:
@@ -57,15 +57,16 @@ class CaptureMemory:
             block = self._tickets.popleft().block
             self._free.setdefault(block.size, []).append(block)
 
-    def finish(self) -> list[Any]:
-        """End the capture; return the holders of its blocks, except arrays that outlive it."""
+    def finish(self) -> list[object]:
+        """End the capture; return objects that keep its blocks in use: surviving arrays, or block holders."""
         self._collect()
         free = {id(block) for blocks in self._free.values() for block in blocks}
         holders: list[object] = []
         for number, block in self._blocks.items():
             ticket = block.ticket
-            holder = None if number in free or ticket is None else ticket()
-            holders.append(holder := BlockHolder() if holder is None else holder)
+            array = None if number in free or ticket is None else ticket()
+            holder = BlockHolder() if array is None else array
+            holders.append(holder)
             block.lease(holder, self._device.pool.returned)
         return holders
 
@@ -86,7 +87,7 @@ class CapturedGraph:
     generator: Any = None
     copies: Copies | None = None
 
-    def __init__(self, graph: Any, holders: list[Any], blocks: list[Block]) -> None:
+    def __init__(self, graph: Any, holders: list[object], blocks: list[Block]) -> None:
         self.graph = graph
         self._holders = holders
         self._blocks = blocks

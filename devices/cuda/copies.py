@@ -117,7 +117,7 @@ def _from_peer(device: CudaDevice, source: Any, target: Any) -> None:
 
 
 def _make_contiguous(source: object, stream: CudaStream) -> Any:
-    """Return a contiguous copy on the array's GPU; the given stream waits for it."""
+    """Return a contiguous copy on the array's GPU, and make a stream wait for it."""
     owner = device_of(source)
     with owner.reader_lock:
         owner.reader.wait(stream.record())  # the stream has waited for the last write

@@ -67,9 +67,9 @@ class CudaDevice(Accelerator):
         raw = RawAllocator(self)
         limit = memory or self._total - self._total * config.gpu_mem_pool_reserve // 100
         self.pool = BlockPool(
-            repr(context), raw.take, raw.give, limit, self._total, self.synchronize, config.gpu_mem_pool_type
+            repr(context), raw.allocate, raw.free, limit, self._total, self.synchronize, config.gpu_mem_pool_type
         )
-        self.pool.newest_tokens = self._newest
+        self.pool.newest_tokens = self._newest_tokens
         self._lease = lease_type(cp)
         self.staging = Staging(cp)
         self.generator = CudaGenerator(repr(context), cp)
@@ -99,7 +99,7 @@ class CudaDevice(Accelerator):
         streams: list[Stream] = [stream for actor in self.actors for stream in actor.all_streams()]
         return [stream for stream in (*streams, self.reader) if isinstance(stream, CudaStream)]
 
-    def _newest(self) -> list[Token]:
+    def _newest_tokens(self) -> list[Token]:
         return [stream.newest for stream in self.streams() if stream.newest is not None]
 
     # -- memory ----------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ class DeviceBits:
 class CudaGenerator(Generator):
     """The random generator of a GPU."""
 
-    goes_back = False
+    can_be_restored = False
 
     def __init__(self, name: str, cp: Any) -> None:
         self._cp = cp

@@ -2,9 +2,9 @@
 
 The first run executes the steps one by one, so that kernels can create their plans. The next run with the same
 addresses is captured on the stream: the launches are recorded as a graph, and not executed. Later runs launch this
-graph. Other addresses need another capture; if they keep changing, the moving arrays are copied (moving.py). A step is
-always run separately if its capture fails, if it copies from host memory (whose content may change), or if it replays a
-graph itself, slice by slice. The steps before and after it are captured without it.
+graph. Different addresses need another capture; arrays whose addresses keep changing are copied (``moving.py``). A step
+is always run separately if its capture fails, if it copies from host memory (whose content may change), or if it
+replays a graph itself, slice by slice. The steps before and after it are captured without it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Piece:
     Attributes:
         can_capture: whether they may be captured.
         slots: the positions of their arrays.
-        moving: the slots whose arrays have other addresses at each run, and are copied.
+        moving: the indices of slots whose arrays have a different address at each run, so that the graph uses copies.
     """
 
     def __init__(self, steps: Sequence[Any]) -> None:
@@ -79,13 +79,13 @@ class Piece:
             self.can_capture = False
             self._graphs.clear()
         elif len(self._graphs) > _MAX_KEYS:
-            self._expect_moves(key)
+            self._copy_moving_arrays(key)
         return False, None
 
-    def _expect_moves(self, key: GraphKey) -> None:
-        """After too many forms, copy the arrays whose addresses differ, if possible."""
+    def _copy_moving_arrays(self, key: GraphKey) -> None:
+        """After too many different keys, copy the arrays whose addresses differ, if possible."""
         for other in (*self._graphs, key):
-            self.moving |= {at - 1 for at in range(1, len(key)) if other[at] != self._first[at]}
+            self.moving |= {index - 1 for index in range(1, len(key)) if other[index] != self._first[index]}
         self._graphs.clear()
         self._first = ()
         self.can_capture = may_be_copied(self.slots, self.moving)
@@ -104,10 +104,10 @@ class Piece:
         count = len(self.steps)
         if failed_step is None and count > 1:
             return [Piece(self.steps[: count // 2]), Piece(self.steps[count // 2 :])]
-        at = failed_step or 0
-        single = Piece(self.steps[at : at + 1])
+        index = failed_step or 0
+        single = Piece(self.steps[index : index + 1])
         single.can_capture = False
-        return [*pieces_of(self.steps[:at]), single, *pieces_of(self.steps[at + 1 :])]
+        return [*pieces_of(self.steps[:index]), single, *pieces_of(self.steps[index + 1 :])]
 
 
 def pieces_of(steps: Sequence[object]) -> list[Piece]:
@@ -135,8 +135,8 @@ class Graphs:
         """Launch pieces as graphs if possible; yield the steps that must be run separately, in order.
 
         Args:
-            run: the run, whose memo stores the graphs as long as the bound graph exists.
-            steps: steps of a forward function, inputs, outputs and a node; the same list each time.
+            run: the run of a bound graph. Its memo stores the captured graphs as long as the bound graph exists.
+            steps: tuples of a forward function, inputs, outputs and a node; the same list at each call.
         """
         stream = current_stream()
         if run.memo is None or not isinstance(stream, CudaStream) or capture_state.memory is not None:
@@ -167,8 +167,8 @@ class Graphs:
                 captured = capture(self._device, run, steps, stream)
             except CaptureError as error:
                 self.refused += 1
-                at = pieces.index(piece)
-                pieces[at : at + 1] = piece.split_at(error.failed_step)
+                index = pieces.index(piece)
+                pieces[index : index + 1] = piece.split_at(error.failed_step)
                 return False
             self.captures += 1
             captured.copies = copies
@@ -188,6 +188,6 @@ class Graphs:
 
 
 def _can_capture(step: Any) -> bool:
-    """Return whether a step can be captured: it has no user code, no data-dependent loop or branch, and no graphs."""
+    """Return whether a step can be captured: it has no user code, no data-dependent control flow and no subgraph."""
     op = step[3].op
     return op is None or not (op.traits.detached or op.traits.replays or op.subgraphs)

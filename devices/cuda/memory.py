@@ -3,7 +3,7 @@
 A :class:`Lease` is a kind of CuPy memory, so every view of an array keeps it alive; when no view is left, the block is
 free. CuPy allocates its temporary data with an allocator that is set once. On a stream of this package, it uses the
 device's pool, which counts the memory and protects it from other streams with tokens (see :mod:`devices.streams`).
-Other allocations use CuPy's former allocator.
+On other streams, it uses the allocator that CuPy had before.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class RawAllocator:
         self._device = device
         self._runtime = device.xp.cuda.runtime
 
-    def take(self, size: int) -> tuple[Any, int] | None:
+    def allocate(self, size: int) -> tuple[Any, int] | None:
         """Allocate memory; return the handle and the address, or None if there is no memory left."""
         with self._device.as_current():
             try:
@@ -88,7 +88,7 @@ class RawAllocator:
                 raise
         return address, address
 
-    def give(self, address: int) -> None:
+    def free(self, address: int) -> None:
         """Free memory, unless the device is lost."""
         if self._device.fatal_failure is None:
             with self._device.as_current():

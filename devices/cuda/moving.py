@@ -1,8 +1,8 @@
-"""Arrays of captured steps whose addresses change at each run: the graph uses copies of them.
+"""Moving arrays: arrays of captured steps whose addresses change at each run.
 
 The results of a hybridized block are new arrays at each call, and so are the values computed from them; weights and
-internal values keep their addresses. A graph reads and writes copies of the moving arrays. Before each launch the
-current arrays are copied there, and after it the written ones are copied back, on the same stream.
+internal values keep their addresses. A graph reads and writes copies of the moving arrays. Before each launch, the
+arrays are copied into these copies; after it, the copies that were written are copied back, on the same stream.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Copies:
             by_address.setdefault(slots[number].array.data.ptr, []).append(number)
         self._slots = slots
         self._copies: list[tuple[int, Any, bool, bool]] = []
-        """For each array its largest slot, its copy, and whether to fill it before a launch and copy it back after."""
+        """For each array: its largest slot, its copy, whether to fill the copy before a launch, and to copy it back."""
         self._copy_of: dict[int, Any] = {}
         for numbers in by_address.values():
             nbytes = max(slots[number].array.nbytes for number in numbers)
@@ -89,14 +89,11 @@ class Copies:
         replacements = {
             (id(slot.arrays), slot.position): self._shaped(number) for number, slot in self._enumerate_slots()
         }
-        return [
-            (
-                step[0],
-                *([replacements.get((id(row), at), row[at]) for at in range(len(row))] for row in step[1:3]),
-                step[3],
-            )
-            for step in steps
-        ]
+
+        def replace(arrays: list[Any]) -> list[Any]:
+            return [replacements.get((id(arrays), index), array) for index, array in enumerate(arrays)]
+
+        return [(step[0], replace(step[1]), replace(step[2]), step[3]) for step in steps]
 
     def _enumerate_slots(self) -> Iterator[tuple[int, Slot]]:
         return ((number, self._slots[number]) for number in self._copy_of)

@@ -1,7 +1,7 @@
 """Streams of a GPU: CUDA streams with events as tokens.
 
 A token's event is reused once the token is known to be done. A thread that still holds the event then waits for a later
-token of the same stream, which may take longer but is never wrong; so reading needs no lock.
+token of the same stream, which may take longer but is never wrong. So a token's event can be read without a lock.
 
 CUDA reports an error of asynchronous work at some later call, and does not name the operation. The first thread that
 gets such an error marks the device as lost: all unfinished work there fails, and all later work. Other devices are not
@@ -50,7 +50,7 @@ class CudaStream(Stream):
 
     Args:
         device: the GPU.
-        name: its purpose.
+        name: the stream's purpose.
         priority: 1 for work that the GPU should prefer.
     """
 
@@ -68,7 +68,7 @@ class CudaStream(Stream):
     # -- current stream --------------------------------------------------------------------------------
 
     def __enter__(self) -> Stream:
-        if not thread_streams.streams and not thread_streams.is_devices:
+        if not thread_streams.streams and not thread_streams.is_device_thread:
             _thread.former = self._cuda.runtime.getDevice(), self._cuda.get_current_stream()
         thread_streams.streams.append(self)
         if _thread.stream is not self:
@@ -143,7 +143,7 @@ class CudaStream(Stream):
             newest = self._open[-1][0] if self._open else None
         if newest is not None:
             newest.finish()
-        self._held.clear()
+        self._kept_alive.clear()
 
     # -- completion ------------------------------------------------------------------------------------
 

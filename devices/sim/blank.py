@@ -17,17 +17,17 @@ class Blank(np.ndarray[Any, Any]):
     """An array without values; its views are blank too."""
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: object, out: Any = (), **options: object) -> Any:
-        """Leave given outputs unchanged; return new results with a shape and dtype, but no memory."""
+        """Return blank results of the right shape and dtype; leave the arrays in ``out`` unchanged."""
         if out:
             for target in out:
                 if type(target) is not Blank:
                     clear(target)
             return out[0] if len(out) == 1 else out
         if method != "__call__":
-            return getattr(ufunc, method)(*map(_plain, inputs), **options)
+            return getattr(ufunc, method)(*map(_to_plain, inputs), **options)
         arrays = [np.asarray(value) for value in inputs]
         shape = np.broadcast_shapes(*(array.shape for array in arrays))
-        result = ufunc(*(np.zeros((1,) * array.ndim, array.dtype) for array in arrays), **_untargeted(options))
+        result = ufunc(*(np.zeros((1,) * array.ndim, array.dtype) for array in arrays), **_result_options(options))
         parts = result if isinstance(result, tuple) else (result,)
         blanks = tuple([blank(shape, part.dtype) for part in map(np.asarray, parts)])
         return blanks if isinstance(result, tuple) else blanks[0]
@@ -39,9 +39,9 @@ class Blank(np.ndarray[Any, Any]):
             if type(target) is not Blank:
                 clear(target)
             return None
-        if type(kwargs.get("out")) is Blank:
+        if isinstance(kwargs.get("out"), Blank):
             return kwargs["out"]
-        return func(*map(_plain, args), **{name: _plain(value) for name, value in kwargs.items()})
+        return func(*map(_to_plain, args), **{name: _to_plain(value) for name, value in kwargs.items()})
 
     def __setitem__(self, key: object, value: object) -> None:
         """Do nothing: a blank array is not written."""
@@ -61,12 +61,12 @@ def clear(target: Any) -> None:
         target[...] = 0
 
 
-def _untargeted(options: Mapping[str, object]) -> dict[str, object]:
+def _result_options(options: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in options.items() if name in ("dtype", "casting")}
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Convert the blank arrays in a value to plain ones."""
     if type(value) in (list, tuple):
-        return type(value)(map(_plain, value))
+        return type(value)(map(_to_plain, value))
     return value.view(np.ndarray) if type(value) is Blank else value

@@ -41,18 +41,18 @@ class Event:
         serial: its position in the program.
         name: the operation's name.
         stream, engine: the names of its stream and engine.
-        parts: its seconds by kind of work.
-        host_seconds: the host's time for its launch.
-        after: the events that it waits for.
+        parts: its duration in seconds, by kind of work.
+        host_seconds: the time that the host needs for the launch.
+        dependencies: the events that it waits for.
         end: its end, once evaluated.
         path: the critical path that ends with it.
     """
 
-    __slots__ = ("after", "end", "engine", "host_seconds", "name", "parts", "path", "serial", "stream")
+    __slots__ = ("dependencies", "end", "engine", "host_seconds", "name", "parts", "path", "serial", "stream")
 
     def __init__(
         self, serial: int, name: str, stream: str, engine: str, parts: Path, host_seconds: float,
-        after: Sequence[Event] = (),
+        dependencies: Sequence[Event] = (),
     ) -> None:  # fmt: skip
         self.serial = serial
         self.name = name
@@ -60,7 +60,7 @@ class Event:
         self.engine = engine
         self.parts = parts
         self.host_seconds = host_seconds
-        self.after: Sequence[Event] = after
+        self.dependencies: Sequence[Event] = dependencies
         self.end = 0.0
         self.path: Path = {}
 
@@ -97,7 +97,7 @@ class Clock:
         with self._lock:
             self._events.append(event)
 
-    def waiting(self) -> int:
+    def pending_events(self) -> int:
         """Return the number of events that are not evaluated yet."""
         return len(self._events)
 
@@ -116,8 +116,8 @@ class Clock:
             return self.host
 
     def _advance(self, event: Event) -> None:
-        before = [(earlier.end, earlier.path) for earlier in event.after]
-        event.after = ()
+        before = [(earlier.end, earlier.path) for earlier in event.dependencies]
+        event.dependencies = ()
         if not event.stream:
             self.host, self._paths[""] = _latest([*before, (self.host, self._paths[""])])
             event.end, event.path = self.host, self._paths[""]

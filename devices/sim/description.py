@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 _GiB = 1 << 30
-_USUAL = "float32"
+_DEFAULT_DTYPE = "float32"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Description:
 
     name: str
     memory: int
-    flops: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({_USUAL: 1e12}))
+    flops: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({_DEFAULT_DTYPE: 1e12}))
     bandwidth: float = 1e11
     host_bandwidth: float = 1.2e10
     host_latency: float = 1e-5
@@ -48,7 +48,7 @@ class Description:
 
         The limit is ``arithmetic``, ``bandwidth``, or for small kernels ``latency``.
         """
-        rate = self.flops.get(dtype, self.flops[_USUAL])
+        rate = self.flops.get(dtype, self.flops[_DEFAULT_DTYPE])
         return max(
             (self.kernel_seconds, "latency"),
             (flops / (rate * self.efficiency), "arithmetic"),

@@ -13,6 +13,7 @@ import numpy as np
 
 from flowmx import settings
 from flowmx.devices.accelerator import Accelerator
+from flowmx.devices.arrays import Array, DType
 from flowmx.devices.block_pool import Block, BlockPool
 from flowmx.devices.context import Context
 from flowmx.devices.generator import Generator
@@ -29,7 +30,7 @@ _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # Python 3.11 has no nam
 _MAPPING = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
 _MAPPING |= getattr(mmap, "MAP_NORESERVE", _NO_RESERVE) if _MAPPING else 0
 COPIES_IN, COPIES_OUT, COPIES_OF_PEERS = "copies in", "copies out", "copies of peers"
-"""Kinds of work other than kernels."""
+"""The kinds of work that are not kernels."""
 
 
 class _Lease(np.ndarray[Any, Any]):
@@ -74,7 +75,7 @@ class SimDevice(Accelerator):
             repr(context), _map, _unmap, total - total * config.gpu_mem_pool_reserve // 100, total, self.synchronize,
             config.gpu_mem_pool_type,
         )  # fmt: skip
-        self.open(streams, system.pushed)
+        self.open(streams, system.on_push)
         self._copies: dict[Actor, str] = {
             self.incoming: COPIES_IN, self.outgoing: COPIES_OUT, self.peers: COPIES_OF_PEERS,
         }  # fmt: skip
@@ -84,7 +85,7 @@ class SimDevice(Accelerator):
 
     # -- memory ----------------------------------------------------------------------------------------
 
-    def allocate(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def allocate(self, shape: tuple[int, ...], dtype: DType) -> Array:
         dtype = np.dtype(dtype)
         nbytes = math.prod(shape) * dtype.itemsize
         if self.system.executing:  # temporary memory of deferred work; its results were counted at the launch
@@ -104,7 +105,7 @@ class SimDevice(Accelerator):
         if block is not None:
             block.uses[token.stream] = token
 
-    def without_lease(self, array: Any) -> Any:
+    def without_lease(self, array: Array) -> Array | None:
         """Return an array over the same memory that does not keep it in use; None if it is not in a block."""
         block = _block_of(array)
         if block is None:
@@ -117,10 +118,10 @@ class SimDevice(Accelerator):
 
     # -- copies ----------------------------------------------------------------------------------------
 
-    def copy(self, source: Any, target: Any) -> None:
+    def copy(self, source: Array, target: Array) -> None:
         np.copyto(target, source, casting="unsafe")
 
-    def to_host(self, array: Any) -> Any:
+    def to_host(self, array: Array) -> Array:
         self.system.read(self.outgoing.streams[0], self.description.copy(array.nbytes, "host"))
         if self.has_numerics:
             return array

@@ -1,4 +1,4 @@
-"""A ledger of a simulated device's memory: the blocks in use at the peak, their holders and their roles.
+"""A record of a simulated device's memory: the blocks in use at the peak, with their holders and roles.
 
 The pool reports each block that is allocated or freed. A block is *leased* repeatedly, so the ledger records numbered
 leases. The role of a lease (a weight, a gradient, ...) is often assigned only later, by code that knows the arrays. The
@@ -57,9 +57,9 @@ class Ledger:
         self._roles: dict[int, str] = {}
         self._used = self.peak = self._peak_at = 0
 
-    def note(self, block: Block, is_taken: bool) -> None:
+    def record(self, block: Block, is_allocated: bool) -> None:
         """Record that a block is allocated or freed."""
-        if is_taken:
+        if is_allocated:
             number = self._current[block] = len(self._leases)
             is_copy = thread_streams.launch is not None and thread_streams.launch.op.actor is not self._compute
             self._leases.append(Lease(block.size, block.holder, is_copy))
@@ -67,7 +67,7 @@ class Ledger:
         else:
             number = self._current.pop(block)
             self._used -= block.size
-        self._entries.append((number, is_taken))
+        self._entries.append((number, is_allocated))
         if self._used > self.peak:
             self.peak, self._peak_at = self._used, len(self._entries)
 
@@ -81,7 +81,7 @@ class Ledger:
     def by_role(self) -> dict[str, int]:
         """Return the bytes in use at the peak by role, largest first."""
         counted: Counter[str] = Counter()
-        for number in self._at_peak():
+        for number in self._leases_at_peak():
             lease = self._leases[number]
             counted[self._roles.get(number) or lease.role()] += lease.size
         return dict(counted.most_common())
@@ -89,14 +89,14 @@ class Ledger:
     def holders(self, count: int) -> list[tuple[str, int]]:
         """Return the largest holders of memory at the peak, as pairs (description, bytes)."""
         counted: Counter[str] = Counter()
-        for number in self._at_peak():
+        for number in self._leases_at_peak():
             counted[describe_holder(self._leases[number].holder)] += self._leases[number].size
         return counted.most_common(count)
 
-    def _at_peak(self) -> list[int]:
+    def _leases_at_peak(self) -> list[int]:
         live: dict[int, None] = {}
-        for number, is_taken in self._entries[: self._peak_at]:
-            if is_taken:
+        for number, is_allocated in self._entries[: self._peak_at]:
+            if is_allocated:
                 live[number] = None
             else:
                 del live[number]

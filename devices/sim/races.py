@@ -49,7 +49,9 @@ class RaceChecker:
         clock[stream] = stream.serial + 1
         return clock
 
-    def use(self, uses: Uses, clock: Mapping[Stream, int], stream: Stream, is_write: bool, who: str, what: str) -> None:
+    def use(
+        self, uses: Uses, clock: Mapping[Stream, int], stream: Stream, is_write: bool, operation: str, memory: str
+    ) -> None:
         """Record that a launch uses memory.
 
         Args:
@@ -57,8 +59,8 @@ class RaceChecker:
             clock: the launch's clock.
             stream: its stream.
             is_write: whether it writes.
-            who: a description of the operation.
-            what: a description of the memory.
+            operation: a description of the operation.
+            memory: a description of the memory.
 
         Raises:
             RaceError: it conflicts with an earlier use that is not certain to come before it.
@@ -68,15 +70,15 @@ class RaceChecker:
             before += [(reader, count, name, "reads") for reader, (count, name) in uses.reads.items()]
         serial = clock.get(stream, 0)
         if is_write:
-            uses.write, uses.reads = (stream, serial, who), {}
+            uses.write, uses.reads = (stream, serial, operation), {}
         else:
-            uses.reads[stream] = (serial, who)
+            uses.reads[stream] = (serial, operation)
         for other, count, name, verb in before:
             if other is not HOST and other is not stream and clock.get(other, 0) < count:
                 raise RaceError(
-                    f"{who} on {stream.name} {'writes' if is_write else 'reads'} {what}, which {name} on {other.name} "
-                    f"{verb}, without synchronization: {stream.name} has waited for {clock.get(other, 0)} of "
-                    f"{other.name}'s launches, and this one is number {count}"
+                    f"{operation} on {stream.name} {'writes' if is_write else 'reads'} {memory}, which {name} on "
+                    f"{other.name} {verb}, without synchronization: {stream.name} has waited for "
+                    f"{clock.get(other, 0)} of {other.name}'s launches, and this one is number {count}"
                 )
 
 

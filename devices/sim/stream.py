@@ -52,7 +52,7 @@ class SimStream(Stream):
         return result
 
     def _defer(self, launch: Launch) -> Callable[[], Any]:
-        """Return the work of an operation as a function of its current memory, which it does not keep alive."""
+        """Return a function that runs an operation later, on its current memory, without keeping that memory alive."""
         for variable in launch.writes:
             ensure = getattr(variable, "ensure", None)
             if ensure is not None:
@@ -63,7 +63,7 @@ class SimStream(Stream):
         if layers:  # they may read fields that the operation clears when it is launched
             op = Operation(function, arguments, launch.reads, launch.writes, op.actor, op.name, op.origin)
 
-        def carry_out() -> None:
+        def run_later() -> None:
             outer, thread_streams.launch = thread_streams.launch, None
             try:
                 with self:
@@ -71,7 +71,7 @@ class SimStream(Stream):
             finally:
                 thread_streams.launch = outer
 
-        return carry_out
+        return run_later
 
     def can_wait_for(self, token: Token) -> bool:
         return isinstance(token.stream, SimStream) or super().can_wait_for(token)
@@ -88,8 +88,8 @@ class SimStream(Stream):
     def finish(self, token: Token) -> None:
         self.system.finish(token)
 
-    def finished(self, token: Token) -> None:
-        self.system.finished(token)
+    def on_host_wait(self, token: Token) -> None:
+        self.system.on_host_wait(token)
 
 
 def _has_side_effects(launch: Launch) -> bool:
@@ -100,7 +100,7 @@ def _has_side_effects(launch: Launch) -> bool:
 def without_leases(argument: Any) -> Any:
     """Copy an argument so that its arrays use their current memory without keeping it alive.
 
-    Arrays are recognized by a ``_storage`` with a device, an array, a shape and a dtype.
+    An argument with a ``storage`` is an array.
     """
     if type(argument) in (list, tuple):
         return type(argument)([without_leases(item) for item in argument])

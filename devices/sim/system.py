@@ -39,7 +39,7 @@ class Statistics(NamedTuple):
         seconds: the time until the last stream and the host are done.
         host_seconds: the host's time.
         busy: seconds of work by stream.
-        utilisation: by device, the share of the time in which it computed.
+        utilization: by device, the share of the time in which it computed.
         peak_bytes: by device, the maximum memory in use at one time.
         holders: by device, the current holders of memory, largest first.
         spans: the newest intervals of the timeline.
@@ -48,7 +48,7 @@ class Statistics(NamedTuple):
     seconds: float
     host_seconds: float
     busy: dict[str, float]
-    utilisation: dict[str, float]
+    utilization: dict[str, float]
     peak_bytes: dict[str, int]
     holders: dict[str, list[tuple[str, int]]]
     spans: list[Span]
@@ -124,7 +124,7 @@ class System:
     """A machine of simulated devices.
 
     Args:
-        seed: defer work, and order streams randomly from this seed; None: run work at its launch.
+        seed: defer work, and order the streams randomly with this seed; None: run work at its launch.
         races: whether to check for races.
 
     Attributes:
@@ -154,7 +154,7 @@ class System:
 
     @property
     def executing(self) -> bool:
-        """True while the calling thread executes deferred work."""
+        """Whether the calling thread executes deferred work."""
         return self._thread.executing
 
     # -- streams ---------------------------------------------------------------------------------------
@@ -175,14 +175,14 @@ class System:
         event = Event(
             token.op_serial or engine.scheduler.serial, launch.op.name if launch is not None else "", token.stream.name,
             engine_name, work.parts, work.kernels * (device.description.launch_seconds if device is not None else 0),
-            [earlier.event.event for earlier in _on_streams(waited)],
+            [earlier.event.event for earlier in _stream_tokens(waited)],
         )  # fmt: skip
         with self.lock:
             clock = dict(self.checker.begin(token.stream)) if self.checker is not None else {}
             clock[token.stream] = token.serial
             token.event = _Point(clock, event)
         self.clock.add(event)
-        if self.clock.waiting() > _MAX_PENDING_EVENTS:
+        if self.clock.pending_events() > _MAX_PENDING_EVENTS:
             self.advance_clock()
         if self.rng is not None:
             function = launch.work.task if launch is not None and isinstance(launch.work, Deferred) else _do_nothing
@@ -213,7 +213,7 @@ class System:
         self.clock.add(copy_event)
         self.clock.add(Event(serial, "", "", "", {}, 0.0, [copy_event]))
 
-    def finished(self, token: Token) -> None:
+    def on_host_wait(self, token: Token) -> None:
         """Record that the calling thread has waited for a token."""
         if self._thread.clock.get(token.stream, 0) >= token.serial:
             return
@@ -221,7 +221,7 @@ class System:
         merge(clock, token.event.clock)
         self._thread.clock = clock
 
-    def pushed(self, op: Operation) -> None:
+    def on_push(self, op: Operation) -> None:
         """Record the waits of this thread that precede the push of an operation."""
         op.after_wait = self._thread.clock
 
@@ -397,7 +397,7 @@ class Deferred(Work):
         self.task = task
 
 
-def _on_streams(tokens: list[Token]) -> list[Token]:
+def _stream_tokens(tokens: list[Token]) -> list[Token]:
     """Return the stream tokens of a list, with host tokens replaced by their sources."""
     selected: list[Token] = []
     for token in tokens:

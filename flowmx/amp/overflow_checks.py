@@ -75,7 +75,7 @@ class Guard:
         self._scaled: set[TapeNode] = set()
         self._unscaled: str | None = None
         self._warned: set[tuple[str, str | None]] = set()
-        origin.names_layers += 1
+        origin.layer_name_users += 1
         _guards.add(self)
         _recorder.arm(self)
         self._close = finalize(self, _close_guard)
@@ -244,5 +244,5 @@ autograd.before_backward.append(_check_heads)
 
 
 def _close_guard() -> None:
-    origin.names_layers -= 1
+    origin.layer_name_users -= 1
     _recorder.tidy()

@@ -18,14 +18,14 @@ import contextvars
 import functools
 import inspect
 import types
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from flowmx import settings
 from flowmx.engine import bulking as _bulking
 from flowmx.engine.actor import Actor, BatchActor, LoopActor
-from flowmx.engine.loops import new_event_loop, run
+from flowmx.engine.loops import Coro, new_event_loop, run
 from flowmx.engine.origin import Origin, capture, current_layer, describe, layer_scope, user_frame
 from flowmx.engine.runtime import Engine, engine
 from flowmx.engine.scheduler import Operation, Scheduler, State, Variable
@@ -47,7 +47,7 @@ class HasVariable(Protocol):
 
     @property
     def variable(self) -> Variable:
-        """The variable of its content."""
+        """The variable that stands for the object's content."""
 
 
 class Handle(Operation):
@@ -84,7 +84,7 @@ class Handle(Operation):
 
         Once its dependencies are complete, the variables that it writes carry
         :class:`flowmx.errors.OperationCancelled` until the next write. A running coroutine is cancelled at its next
-        await; a running plain function is not stopped (False).
+        await. A running function cannot be stopped: the method returns False.
         """
         return engine.cancel(self)
 
@@ -100,7 +100,7 @@ def install_devices(actor_of: Callable[[Any], Actor]) -> None:
 
 
 def push(
-    function: Callable[[], Any] | Callable[[], Coroutine[Any, Any, Any]],
+    function: Callable[[], Any] | Callable[[], Coro[Any]],
     reads: Iterable[Variable | HasVariable] | Variable | HasVariable = (),
     writes: Iterable[Variable | HasVariable] | Variable | HasVariable = (),
     device: object = None,
@@ -112,12 +112,12 @@ def push(
     Args:
         function: called without arguments once the dependencies are complete. A coroutine function is awaited on the
             engine's event loop.
-        reads: the variables or arrays that it reads, or only one.
-        writes: the variables or arrays that it writes or updates, or only one.
+        reads: the variables or arrays that the function reads: one, or several.
+        writes: the variables or arrays that the function writes or updates: one, or several.
         device: the device to run it on, or an actor (default: the current device). A coroutine function runs on the
             :class:`LoopActor` that is passed, or else on that of the network.
         priority: among ready operations, a higher priority runs earlier.
-        name: its name in messages and profiles (default: the function's name).
+        name: the operation's name in messages and profiles (default: the function's name).
 
     Raises:
         TypeError: ``function`` is not callable, a tag is neither a variable nor an array, or the actor does not fit.
@@ -164,9 +164,7 @@ def _loop_actor(device: object) -> Actor:
 
 
 def _is_coroutine_function(function: Callable[..., object]) -> bool:
-    if (
-        type(function) is types.FunctionType and not function.__dict__
-    ):  # a function without attributes, so not marked as a coroutine function
+    if type(function) is types.FunctionType and not function.__dict__:  # no attributes: no decorator has marked it
         return bool(function.__code__.co_flags & inspect.CO_COROUTINE)
     while isinstance(function, functools.partial):
         function = function.func
@@ -195,7 +193,7 @@ def runs_user_code(op: Operation) -> None:
 
 
 def _in_context(op: Operation, proceed: Callable[[], Any]) -> Any:
-    """Run user code in the context of its push (a layer)."""
+    """Run user code with the context variables of its push (a layer)."""
     assert op.context is not None
     return _await_in_context(op, op.context, proceed) if op.is_coroutine else op.context.run(proceed)
 
@@ -204,20 +202,21 @@ _IN_CONTEXT = (_in_context,)
 
 
 async def _await_in_context(
-    op: Operation, context: contextvars.Context, function: Callable[[], Coroutine[Any, Any, Any]]
+    op: Operation, context: contextvars.Context, function: Callable[[], Coro[Any]]
 ) -> Any:  # fmt: skip
-    result, ending = await asyncio.get_running_loop().create_task(_outcome(function), name=op.name, context=context)
-    if ending is not None:
-        raise ending
+    loop = asyncio.get_running_loop()
+    result, exit_request = await loop.create_task(_outcome(function), name=op.name, context=context)
+    if exit_request is not None:
+        raise exit_request
     return result
 
 
-async def _outcome(function: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[Any, BaseException | None]:
-    """Run a coroutine; return its result, or an exception that would end the event loop."""
+async def _outcome(function: Callable[[], Coro[Any]]) -> tuple[Any, BaseException | None]:
+    """Run a coroutine; return its result, or the exception if that would end the event loop."""
     try:
         return await function(), None
-    except (SystemExit, KeyboardInterrupt) as ending:
-        return None, ending
+    except (SystemExit, KeyboardInterrupt) as exit_request:
+        return None, exit_request
 
 
 def _tags(argument: str, items: Any) -> tuple[Variable, ...]:
@@ -269,10 +268,10 @@ def waitall() -> None:
 
 
 class _Awaitable:
-    def __init__(self, wait: Callable[[], Generator[Any, None, None]]) -> None:
+    def __init__(self, wait: Callable[[], Generator[object, None, None]]) -> None:
         self._wait = wait
 
-    def __await__(self) -> Generator[Any, None, None]:
+    def __await__(self) -> Generator[object, None, None]:
         return self._wait()
 
 
@@ -283,7 +282,7 @@ def waitall_async() -> _Awaitable:
 
 def wait_for_capacity() -> _Awaitable:
     """Await until the run-ahead is below half its limits."""
-    return _Awaitable(engine.room)
+    return _Awaitable(engine.wait_for_room)
 
 
 room = renamed(wait_for_capacity, "mx.engine.room", "mx.engine.wait_for_capacity")

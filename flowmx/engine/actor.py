@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from flowmx.engine.failure import Failure
-from flowmx.engine.loops import Calls, create_hidden_task
+from flowmx.engine.loops import LoopCalls, create_hidden_task
 from flowmx.engine.mailbox import Mailbox
 from flowmx.engine.scheduler import DONE, RUNNING, Operation
 from flowmx.errors import OperationCancelled
@@ -34,12 +34,12 @@ _BATCH_LIMIT = 32
 
 
 class Actor(ABC):
-    """One device's mailbox and the coroutine that consumes it.
+    """The mailbox of a device, a copy stream or the network, and the coroutine that consumes it.
 
     Attributes:
         name: its name in messages and profiles, for example ``cpu(0)``.
         home: the name of the event loop that it runs on; actors with the same home share a thread.
-        external_loop: an event loop outside the engine that it runs on instead.
+        external_loop: an event loop outside the engine, which replaces that of ``home``.
         accepts_help: whether a waiting thread may run this actor's operations itself.
         launches: whether its operations only launch work, which continues elsewhere.
         engine: the engine that it works for, set at the first push.
@@ -90,7 +90,7 @@ class Actor(ABC):
         return False
 
     def prepare(self) -> None:
-        """Start in advance what the coroutine cannot start while the interpreter exits (locked)."""
+        """Start a thread in advance, because none can be started while the interpreter exits (locked)."""
 
     # -- the coroutine ---------------------------------------------------------------------------------
 
@@ -122,11 +122,11 @@ class Actor(ABC):
         self.wake()
 
     def threads(self) -> list[threading.Thread]:
-        """Return the threads that it has started and that are still alive."""
+        """Return the actor's living threads."""
         return []
 
     def clear(self) -> None:
-        """Return to the initial state after a stop; the engine then hands over ready operations again (locked)."""
+        """Return to the initial state after :meth:`stop` (locked). The engine then sends ready operations again."""
         self.mailbox = Mailbox()
         self.engine = self._loop = self._wake_event = None
         self._is_waking = self._stopped = False
@@ -141,21 +141,21 @@ class BatchActor(Actor):
 
     async def run(self) -> None:
         self.attach()
-        begun = 0
+        started = 0
         while not self._stopped:
-            batch = self._take()
+            batch = self._next_batch()
             if not batch:
                 await self.wait_for_wake()
                 continue
             await self.begin(batch)
-            begun += len(batch)
-            if begun >= _BATCH_LIMIT:
-                begun = 0
+            started += len(batch)
+            if started >= _BATCH_LIMIT:
+                started = 0
                 await asyncio.sleep(0)
         await self.end()
 
-    def _take(self) -> list[Operation]:
-        """Take a batch of ready operations and mark them as running."""
+    def _next_batch(self) -> list[Operation]:
+        """Return a batch of ready operations, marked as running."""
         assert self.engine is not None
         batch: list[Operation] = []
         with self.engine.lock:
@@ -179,11 +179,11 @@ class LoopActor(BatchActor):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._tasks: dict[Operation, asyncio.Task[None]] = {}
-        self._calls: Calls | None = None
+        self._calls: LoopCalls | None = None
 
     def attach(self) -> None:
         super().attach()
-        self._calls = Calls(asyncio.get_running_loop())
+        self._calls = LoopCalls(asyncio.get_running_loop())
 
     async def begin(self, batch: Sequence[Operation]) -> None:
         assert self.engine is not None
@@ -213,7 +213,7 @@ class LoopActor(BatchActor):
         return True
 
     def _cancel(self, op: Operation) -> None:
-        """Cancel the task of an operation (on the loop, where the tasks of all taken operations exist by now)."""
+        """Cancel the task of an operation (on the loop; the task exists, since ``begin`` was called before)."""
         task = self._tasks.get(op)
         if task is not None:
             task.cancel()

@@ -1,4 +1,4 @@
-"""The books of an engine: pending operations, failures, and the waiters to notify when operations end.
+"""The engine's record of its operations: which are pending, which failed, and which callbacks wait for them.
 
 Callers hold :attr:`Books.lock` and first call :meth:`Books.recover`. The lock is re-entrant, since a finalizer or a
 signal handler may run at any point; every method may be called again after an interruption.
@@ -28,13 +28,14 @@ class Books:
 
     Attributes:
         lock: guards all other attributes.
-        scheduler: resolves operations by their variables.
+        scheduler: orders operations by their variables.
         pending: the incomplete operations, the oldest first.
         failed: the number of operations that have failed.
         is_poisoned: whether any operation has failed, so that variables must be checked.
         failures: the first 64 unreported failures.
         journal: the queued operations that have ended, for the flight recorder.
-        adopted: operations that ran when pushed, and became pending because they pushed another, with their threads.
+        adopted: operations that run inside ``enqueue`` and became pending because they pushed another operation; each
+            with the identity of its thread.
     """
 
     def __init__(self) -> None:
@@ -174,7 +175,7 @@ class Books:
     # -- failures --------------------------------------------------------------------------------------
 
     def poison(self, op: Operation, failure: Failure) -> None:
-        """Law 3: the variables that a failed operation writes carry its error (locked)."""
+        """Law 3: store an operation's failure in the variables that it writes (locked)."""
         if op.failure is not failure or op.state != DONE:
             self.is_poisoned = True
             op.failure = failure
@@ -220,11 +221,11 @@ class Books:
         self._room_waiters.pop(key, None)
 
     def dependents_of(self, ops: Iterable[Operation], waits: Iterable[tuple[Operation, Operation]]) -> set[Operation]:
-        """Return operations and all that can only end after one of them (locked).
+        """Return the operations, and all others that can only end after one of them (locked).
 
         Args:
             ops: the operations.
-            waits: pairs of a running operation and one that it waits for inside.
+            waits: pairs of a running operation and an operation that its function waits for.
         """
         waits = list(waits)
         result = set(ops)

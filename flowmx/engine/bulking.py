@@ -99,7 +99,7 @@ def bulk(engine: Engine, size: int) -> Iterator[None]:
         engine.use_bulks(_scope, scope)
         yield
     finally:
-        scope.closed = True  # first: tasks and operations started inside may still see it, and an interrupt may come
+        scope.closed = True  # before the rest: tasks and operations started inside may still see the scope
         leave(_scope, frame)
         scope.flush()
         engine.leave_bulks()

@@ -44,7 +44,7 @@ _EXEC_MODULES = frozenset({"subprocess", "pty"})
 
 
 class Gate:
-    """Delays forks while work outside operations is in progress, because its locks would stay locked in the child.
+    """Delays forks while a thread works outside operations: the locks that it holds would stay locked in the child.
 
     Attributes:
         interrupted: whether the parent was doing such work at the fork, so that the child cannot do any.
@@ -76,7 +76,7 @@ class Gate:
         """Allow work again."""
         self._free.release()
 
-    def in_child(self) -> Gate:
+    def copy_for_child(self) -> Gate:
         """Return the gate for a child that was forked while this one was closed."""
         return Gate(self.interrupted or self._working > 0)
 
@@ -91,13 +91,13 @@ class Lifecycle:
         self.pushing = pushing
         self.gate = Gate()
         self._inherited = False
-        hosting.openers.append(self._resume)
+        hosting.start_callbacks.append(self._resume)
         self.configure(Settings())
 
     def configure(self, config: Settings) -> None:
         """Use other settings."""
         self._timeout = config.exit_timeout
-        self._fails = config.exit_fails
+        self._exit_fails = config.exit_fails
 
     def drain(self, timeout: float) -> bool:
         """Wait at most ``timeout`` seconds for all pending operations; return whether all have ended."""
@@ -126,8 +126,8 @@ class Lifecycle:
     def shutdown(self, timeout: float | None = None) -> None:
         """Finish pending operations, then stop every thread. Called at exit.
 
-        It waits one second for operations that only compute values, which nothing can read any more, and at most
-        ``timeout`` seconds for all others.
+        It waits at most one second for operations that only compute values, because nothing can read these any more,
+        and at most ``timeout`` seconds for all others.
         """
         if self.hosting.is_closed:
             return
@@ -180,13 +180,13 @@ class Lifecycle:
             if len(unraised) > 1:
                 summary = f"{len(unraised)} operations failed and nothing waited for them; the first:"
             _log.error("exit: %s\n%s", summary, tracebacks.format_folded(first.exception, first.traceback).rstrip())
-            if self._fails and not hasattr(sys, "ps1"):
+            if self._exit_fails and not hasattr(sys, "ps1"):
                 program.fail()
 
     # -- forks -----------------------------------------------------------------------------------------
 
     def before_fork(self) -> None:
-        """Stop the threads if all work ends soon; else wait for running operations, so that few fail in the child."""
+        """Stop the threads if all work ends soon; else wait for running operations, which would fail in the child."""
         inside = self.runner.local.turn is not None or threading.current_thread() is self.hosting.loop_thread
         is_short = _must_be_short(sys._getframe(1).f_globals.get("__name__"))
         if not self.hosting.is_closed and not inside and not self._inherited:
@@ -201,7 +201,7 @@ class Lifecycle:
         self.gate.close(_SHORT_FORK_TIMEOUT if is_short else _COMPILATION_TIMEOUT)
 
     def _pause(self, timeout: float) -> None:
-        """Start no operation that only computes, and wait for the running ones."""
+        """Start no further operation that only computes, and wait for those that run."""
         with self.books.lock:
             self.books.recover()
             for actor in self.hosting.actors.values():
@@ -218,7 +218,7 @@ class Lifecycle:
 
     def after_fork_in_child(self) -> None:
         """Restart in the child, which has none of the threads; fail the operations that it cannot run."""
-        self.gate = self.gate.in_child()
+        self.gate = self.gate.copy_for_child()
         self.hosting.reset_after_fork()
         self.runner.local.turn = None
         for scope in self.pushing.open_bulks:
@@ -229,7 +229,7 @@ class Lifecycle:
             if self.books.scheduler.is_held(op):
                 self.books.scheduler.unhold(op)
                 lost.append(op)
-        self.runner.abandon(lost, "it was still pending in the parent when that forked")
+        self.runner.abandon(lost, "it was still pending in the parent process at the fork")
         self._inherited = bool(self.books.pending)
         if self._inherited:
             self.pushing.waiting.flush = self._flush_in_child

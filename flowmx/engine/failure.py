@@ -15,11 +15,9 @@ from flowmx.errors import EngineError
 
 _NOTE_LIMIT = 16
 """The approximate limit of notes on an exception object that many operations raise."""
-_MAY_BE_SUSPENDED = (
-    inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
-)
-_ENDS_COROUTINES = (asyncio.CancelledError, GeneratorExit, StopAsyncIteration, StopIteration)
-"""Exceptions that end the coroutine they are raised in, as cancelled or as finished."""
+_SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+_COROUTINE_EXITS = (asyncio.CancelledError, GeneratorExit, StopAsyncIteration, StopIteration)
+"""Exceptions that Python takes for the cancellation or the end of the coroutine in which they are raised."""
 
 
 class Failure:
@@ -35,7 +33,7 @@ class Failure:
         operation: the name of that operation.
         actor: the name of the actor that ran it.
         origin: where it was enqueued.
-        listed: whether it is in the list that ``waitall`` raises from.
+        listed: whether it is in the list of failures from which ``waitall`` raises the first.
         traceback: the exception's traceback, from the operation's function on.
     """
 
@@ -45,7 +43,7 @@ class Failure:
         self.serial, self.operation, self.origin = op.serial, op.name, op.origin
         self.actor = str(getattr(op.actor, "name", op.actor))
         self.raised = self.listed = False
-        # Skip the engine's frame on top, which tells the reader nothing.
+        # Skip the engine's frame on top, which does not help the user.
         top = _traceback_of(exception)
         self.traceback: TracebackType | None = top.tb_next if top is not None and top.tb_next is not None else top
         self.exception = exception
@@ -62,7 +60,7 @@ class Failure:
         Raises:
             EngineError: instead of an exception that would end the coroutine or its task.
         """
-        if isinstance(self.exception, _ENDS_COROUTINES):
+        if isinstance(self.exception, _COROUTINE_EXITS):
             self.raised = True
             error = self.exception
             raise EngineError(f"an operation raised {type(error).__name__}: {error}") from error
@@ -77,7 +75,7 @@ class Failure:
         entry = self.traceback
         while entry is not None:
             frame = entry.tb_frame
-            if sys.version_info >= (3, 13) or not frame.f_code.co_flags & _MAY_BE_SUSPENDED:
+            if sys.version_info >= (3, 13) or not frame.f_code.co_flags & _SUSPENDABLE:
                 with contextlib.suppress(RuntimeError):  # the frame is running or suspended
                     frame.clear()
             entry = entry.tb_next

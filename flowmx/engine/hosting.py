@@ -1,4 +1,4 @@
-"""Event loops and threads of actors: start, supervision, shutdown."""
+"""Start, supervise and stop the event loops and threads on which actors run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flowmx.engine.actor import Actor, LoopActor
 from flowmx.engine.bookkeeping import Books
@@ -35,7 +35,7 @@ class Host:
         actors: the started actors, by name.
         network: awaits coroutine operations.
         loops: the event loops, by home name.
-        openers: called with the lock held when the engine's loop starts: at first use, and again after a fork.
+        start_callbacks: called with the lock held when the engine's loop starts: at first use and after a fork.
         is_closed: whether no thread is started any more; the main thread then runs the operations that it pushes.
     """
 
@@ -46,10 +46,10 @@ class Host:
         self.actors: dict[str, Actor] = {}
         self.network = LoopActor("network")
         self.loops: dict[str, LoopThread] = {}
-        self.openers: list[Callable[[], None]] = []
+        self.start_callbacks: list[Callable[[], None]] = []
         self.is_closed = False
         self._tasks: dict[Actor, asyncio.Task[None]] = {}
-        self._leaked: list[Any] = []
+        self._leaked: list[object] = []
         self._switch_interval_set = False
         self._config = Settings()
 
@@ -74,10 +74,10 @@ class Host:
         thread = threading.current_thread()
         return any(home.thread is thread for home in self.loops.values())
 
-    def adopt(self, actor: Actor) -> None:
+    def start_actor(self, actor: Actor) -> None:
         """Start an actor's coroutine, at its first use."""
         if self.is_closed:
-            # Other programs' exit functions run on the main thread; a daemon thread is about to be killed.
+            # On the main thread, exit functions may still push; on another, the interpreter kills this thread soon.
             kind = NoThread if threading.current_thread() is threading.main_thread() else EngineError
             raise kind("the engine has been shut down: nothing can be pushed any more")
         with self.books.lock:
@@ -109,15 +109,15 @@ class Host:
                 raise NoThread(f"the engine cannot start the thread of {name!r}: {error}") from error
             self.loops[name] = home
             if name == Actor.home:
-                for on_open in self.openers:
-                    on_open()
+                for callback in self.start_callbacks:
+                    callback()
         return home
 
     def _supervise(self, actor: Actor) -> None:
         """Start an actor's coroutine (on its loop)."""
         loop = asyncio.get_running_loop()
         with self.books.lock:
-            if actor.engine is None:  # an interrupt struck during its adoption
+            if actor.engine is None:  # an interrupt came during start_actor
                 return
             task = self._tasks.get(actor)
             if task is None or task.get_loop() is not loop:
@@ -195,12 +195,12 @@ class Host:
             for op in list(self.books.pending):
                 if op.state == READY:
                     if op.actor.engine is None:
-                        self.adopt(op.actor)
+                        self.start_actor(op.actor)
                     op.actor.accept(op)
 
     def reset_after_fork(self) -> None:
         """Drop all threads, in the child of a fork."""
-        # Keep them referenced: closing or collecting them here would disturb the parent's.
+        # Keep loops and tasks referenced: closing or collecting them here would disturb the parent's.
         self._leaked.append(self._tasks)
         for home in self.loops.values():
             self._leaked.append((home.loop, asyncio.all_tasks(home.loop)))

@@ -1,4 +1,4 @@
-"""Event loops: the engine's, and those that :func:`run` starts for a coroutine."""
+"""Event loops: :func:`run` runs a coroutine from a script, :class:`LoopThread` runs the engine's loops in threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from threading import get_ident
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, overload
 
 from flowmx import event_loops, process_hooks, settings
 from flowmx.errors import EngineError
@@ -26,6 +26,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", bound=Awaitable[Any])
 """A type whose values can be awaited, such as an array."""
+Coro: TypeAlias = Coroutine[Any, Any, T]
+"""A coroutine that returns a ``T``."""
 
 
 SIGNAL_CHECK_INTERVAL = 1.0
@@ -37,7 +39,7 @@ would be lost.
 
 
 def new_event_loop(use_uvloop: bool = True) -> asyncio.AbstractEventLoop:
-    """Create an event loop: uvloop's if it is installed and ``use_uvloop`` is set, else asyncio's."""
+    """Create an event loop of uvloop if it is installed and ``use_uvloop`` is set, else one of asyncio."""
     if use_uvloop:
         try:
             import uvloop
@@ -62,7 +64,7 @@ def _accept_eager_factories(loop: Any) -> asyncio.AbstractEventLoop:
 
 
 def without_eager_start(factory: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a task factory that accepts ``eager_start`` and drops it."""
+    """Return a task factory that accepts the argument ``eager_start`` and ignores it."""
 
     @functools.wraps(factory)
     def call(*args: Any, eager_start: bool | None = None, **kwargs: Any) -> Any:
@@ -73,14 +75,15 @@ def without_eager_start(factory: Callable[..., Any]) -> Callable[..., Any]:
 
 # -- ordinary code --------------------------------------------------------------------------------------------
 
-_HOSTS = frozenset({"IPython", "ipykernel", "marimo"})
-_PROMPT = str(Path(asyncio.__file__).with_name("__main__.py"))
-"""Packages, and the file of ``python -m asyncio``, that run interactive code on an event loop."""
+_NOTEBOOK_PACKAGES = frozenset({"IPython", "ipykernel", "marimo"})
+"""Packages that run interactive code on an event loop."""
+_ASYNCIO_PROMPT = str(Path(asyncio.__file__).with_name("__main__.py"))
+"""The file that ``python -m asyncio`` runs: a prompt on an event loop."""
 
 _COROUTINE = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 
 
-def in_plain_code() -> bool:
+def in_ordinary_code() -> bool:
     """Return whether the caller is ordinary code, which may block: not a coroutine or a callback of an event loop.
 
     Code typed into a notebook cell or at a prompt is ordinary code although a loop runs below it. Statements that use
@@ -91,7 +94,7 @@ def in_plain_code() -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         package = str(frame.f_globals.get("__name__")).partition(".")[0]
-        if package in _HOSTS or frame.f_code.co_filename == _PROMPT:
+        if package in _NOTEBOOK_PACKAGES or frame.f_code.co_filename == _ASYNCIO_PROMPT:
             return True
         if frame.f_code.co_flags & _COROUTINE or package == "asyncio":
             return False
@@ -100,7 +103,7 @@ def in_plain_code() -> bool:
 
 
 @overload
-def run(coroutine: Coroutine[Any, Any, T]) -> T: ...
+def run(coroutine: Coro[T]) -> T: ...
 
 
 @overload
@@ -110,7 +113,8 @@ def run(coroutine: T) -> T: ...
 def run(coroutine: Any) -> Any:
     """Run a coroutine from ordinary code until it ends, on uvloop if it is installed; return its result.
 
-    Return any other argument unchanged: it is the result of a function decorated with :func:`runs_in_plain_code`.
+    Any other argument is returned unchanged: it is the result of a call that has already blocked
+    (:func:`blocks_in_ordinary_code`).
 
     Raises:
         EngineError: the caller is a coroutine, which should await instead.
@@ -123,14 +127,14 @@ def run(coroutine: Any) -> Any:
         return coroutine
     if asyncio._get_running_loop() is None:
         return _run_here(coroutine)
-    if in_plain_code():
+    if in_ordinary_code():
         return _run_in_thread(coroutine)
     coroutine.close()
     name = getattr(coroutine, "__name__", "coroutine")
     raise EngineError(f"run: an event loop already runs here: write `await {name}(...)` instead of `run({name}(...))`")
 
 
-def _run_here(coroutine: Coroutine[Any, Any, T]) -> T:
+def _run_here(coroutine: Coro[T]) -> T:
     error = event_loops.refuse(f"{getattr(coroutine, '__name__', 'a coroutine')}() runs to completion")
     if error is not None:
         coroutine.close()
@@ -142,7 +146,7 @@ def _run_here(coroutine: Coroutine[Any, Any, T]) -> T:
         return runner.run(coroutine)
 
 
-def _run_in_thread(coroutine: Coroutine[Any, Any, T]) -> T:
+def _run_in_thread(coroutine: Coro[T]) -> T:
     """Run a coroutine in another thread, since this thread runs a loop; an interrupt here cancels it."""
     started: Future[asyncio.Task[T]] = Future()
     result: Future[T] = Future()
@@ -195,32 +199,32 @@ def result_of(future: Future[T]) -> T:
 
 
 @overload
-def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, Done]: ...
+def blocks_in_ordinary_code(function: Callable[P, Coro[None]]) -> Callable[P, Done]: ...
 
 
 @overload
-def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, list[T]]]) -> Callable[P, AwaitableList[T]]: ...
+def blocks_in_ordinary_code(function: Callable[P, Coro[list[T]]]) -> Callable[P, AwaitableList[T]]: ...
 
 
 @overload
-def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, S]]) -> Callable[P, S]: ...
+def blocks_in_ordinary_code(function: Callable[P, Coro[S]]) -> Callable[P, S]: ...
 
 
 @overload
-def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Any]: ...
+def blocks_in_ordinary_code(function: Callable[P, Coro[T]]) -> Callable[P, Any]: ...
 
 
-def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, Any]]) -> Callable[P, Any]:
-    """Make a coroutine function callable from ordinary code, which then blocks until the result is available.
+def blocks_in_ordinary_code(function: Callable[P, Coro[Any]]) -> Callable[P, Any]:
+    """Make calls of a coroutine function block in ordinary code, until the result is available.
 
-    Scripts and notebook cells call ``mod.fit(...)``; coroutines ``await mod.fit(...)``. If there is no result,
-    ordinary code may also await the call or pass it to ``asyncio.run``, both of which then return immediately.
+    Scripts and notebook cells call ``mod.fit(...)``; coroutines ``await mod.fit(...)``. If the function returns None,
+    a script may also await the finished call, or pass it to ``asyncio.run``.
     """
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> Any:
         coroutine = function(*args, **kwargs)
-        if not in_plain_code():
+        if not in_ordinary_code():
             return coroutine
         result: Any = run(coroutine)
         if result is None:
@@ -233,7 +237,7 @@ def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, Any]]) -> Calla
 if TYPE_CHECKING:
 
     class AwaitableList(list[T]):
-        """A list, or a coroutine that returns one, as type checkers see the result of :func:`runs_in_plain_code`."""
+        """A list, or a coroutine that returns one: the type of a call (:func:`blocks_in_ordinary_code`)."""
 
         def __await__(self) -> Generator[Any, None, list[T]]: ...
 
@@ -274,9 +278,7 @@ def start_locked(thread: threading.Thread) -> None:
 _hidden: dict[asyncio.Task[Any], None] = {}
 
 
-def create_hidden_task(
-    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], name: str | None = None
-) -> asyncio.Task[T]:
+def create_hidden_task(loop: asyncio.AbstractEventLoop, coroutine: Coro[T], name: str | None = None) -> asyncio.Task[T]:
     """Start a task of the engine that ``asyncio.all_tasks()`` does not list.
 
     Coroutines that users push run on the same loop, and may cancel every task that they see.
@@ -292,10 +294,10 @@ _CALL_LIMIT = 64
 """Maximum number of calls from other threads that a loop runs before it polls its timers and sockets."""
 
 
-class Calls:
-    """A queue of calls from other threads to a loop, with one wake-up for all and a limited number at a time.
+class LoopCalls:
+    """A queue of calls that other threads make on a loop. Several calls share one wake-up of the loop.
 
-    Otherwise, thousands of operations that end together would wake the loop thousands of times, then block it.
+    Without it, thousands of operations that end together would wake the loop thousands of times, then block it.
 
     Args:
         loop: the loop that runs the calls.
@@ -320,7 +322,7 @@ class Calls:
             self._is_due = False
 
     def _run(self) -> None:
-        self._is_due = False  # first: calls added from here on wake the loop again
+        self._is_due = False  # before the calls: those added meanwhile wake the loop again
         for _ in range(min(len(self._waiting), _CALL_LIMIT)):
             function, argument = self._waiting.popleft()
             function(argument)

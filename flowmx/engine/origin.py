@@ -21,13 +21,13 @@ _ROOTS = tuple(
     str(Path(__file__).resolve().parents[2] / folder) + "/" for folder in ("flowmx", "devices", "ops", "comm")
 )
 # Standard-library wrappers through which flowmx calls itself; never the user's line.
-_THROUGH = ("contextlib.py", "functools.py")
+_WRAPPER_MODULES = ("contextlib.py", "functools.py")
 
 _internal: dict[str, bool] = {}
 _layer: ContextVar[Value[str | None]] = ContextVar("flowmx_layer", default=Value(None))  # noqa: B039
 _layers_in_use = False
-names_layers = 0
-"""The number of users (profiler, plan, ...) that need blocks to name the layers of pushed operations."""
+layer_name_users = 0
+"""The number of users (profiler, plan, ...) for which blocks name the layers of pushed operations."""
 
 
 Origin = tuple[CodeType | None, int, str | None]
@@ -59,7 +59,7 @@ def describe(origin: Origin | None) -> str:
 
 def is_internal(filename: str) -> bool:
     """Return whether a file belongs to flowmx and so is never reported as the user's line."""
-    is_flowmx = _internal[filename] = filename.startswith(_ROOTS) or filename.endswith(_THROUGH)
+    is_flowmx = _internal[filename] = filename.startswith(_ROOTS) or filename.endswith(_WRAPPER_MODULES)
     return is_flowmx
 
 

@@ -27,8 +27,8 @@ from flowmx.errors import OperationCancelled
 from flowmx.settings import Settings
 
 _log = logging.getLogger("flowmx.engine")
-_PASSIVE = frozenset({"deleted", "lines", "tokens"})
-"""The purposes of watches that read only the variables of an operation."""
+_VARIABLE_WATCHES = frozenset({"deleted", "lines", "tokens"})
+"""The purposes of watches that look only at an operation's variables, so that operations may still be combined."""
 
 
 class Pusher:
@@ -58,13 +58,13 @@ class Pusher:
         self._route: Actor | None = None
         self._checking = self._is_running_directly = False
         # _is_special: whether pushes need more than the scheduler. The environment is read at the first push, not at
-        # import, so that a bad setting cannot break the import.
+        # import, so that an invalid setting cannot break the import.
         self._is_special = self._is_configured = False
         self.apply_environment: Callable[[], None] = _do_nothing
         self.configure(Settings())
-        self._is_configured, self._is_special = False, True
+        self._is_configured, self._is_special = False, True  # the first push applies the environment
         waiting.flush = self.flush_bulks
-        runner.after = self._run_inline
+        runner.on_operation_end = self._run_inline
 
     def configure(self, config: Settings) -> None:
         """Apply new settings; wait for pending operations if the engine's kind changes."""
@@ -238,7 +238,7 @@ class Pusher:
     def _start_actor(self, op: Operation) -> None:
         """Start the actor of an operation; if no thread can be started, run operations when they are pushed."""
         try:
-            self.hosting.adopt(op.actor)
+            self.hosting.start_actor(op.actor)
         except NoThread as error:
             if not op.actor.accepts_help:
                 raise
@@ -266,7 +266,7 @@ class Pusher:
     @property
     def is_watched(self) -> bool:
         """Whether a watch inspects each operation, so that operations must not be combined."""
-        return bool(self.watches.keys() - _PASSIVE)
+        return bool(self.watches.keys() - _VARIABLE_WATCHES)
 
     # -- bulks -----------------------------------------------------------------------------------------
 

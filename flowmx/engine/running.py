@@ -40,10 +40,10 @@ class Runner:
 
     Attributes:
         local: the calling thread's turn.
-        guard: returns a context for threads that run operations; user code runs in the context of its push.
+        guard: returns a context manager in which threads run operations, except user code.
         prepare: called whenever a thread starts to run operations.
         inline: calls the function of a light operation when pushed, as ``inline(function, *arguments)``.
-        after: called when an operation has ended on the event loop.
+        on_operation_end: called when an operation has ended on the event loop.
     """
 
     def __init__(self, books: Books) -> None:
@@ -52,7 +52,7 @@ class Runner:
         self.guard: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
         self.prepare: Callable[[], None] = _do_nothing
         self.inline: Callable[..., Any] = _call
-        self.after: Callable[[], None] = _do_nothing
+        self.on_operation_end: Callable[[], None] = _do_nothing
 
     # -- on threads ------------------------------------------------------------------------------------
 
@@ -64,7 +64,7 @@ class Runner:
             turn: this thread's turn, which records the operation.
             op: the operation.
             until: stop once this operation is done.
-            light: stop before an operation that is not light.
+            light: run only light operations; stop before any other.
             deadline: take no operation after this time, in seconds of :func:`time.monotonic`.
         """
         books = self.books
@@ -118,11 +118,11 @@ class Runner:
             self.local.turn = outer
 
     def drop(self, turn: Turn) -> None:
-        """Put back the operation of a dying thread if it has not started, else fail it."""
+        """Put back the operation of an interrupted thread if it has not started, else fail it."""
         op = turn.op
         if op is not None and op.began:
             self._end(turn, op, Failure(interrupt_error(op), op), None, False, False)
-            self.after()
+            self.on_operation_end()
             return
         with self.books.lock:
             self.books.recover()
@@ -143,8 +143,7 @@ class Runner:
                 next_op = actor.next(turn, light) if continues and (until is None or until.state != DONE) else None
                 if next_op is None:
                     actor.wake_worker()  # for work that this thread may not take
-            # Before waking the waiters, which may read the memory; outside the lock, since finalizers may run any
-            # code.
+            # Before waking the waiters, so that no reference is left; outside the lock, since finalizers run any code.
             release(op)
             for waiter in waiters:
                 waiter()
@@ -244,7 +243,7 @@ class Runner:
         release(op)
         for waiter in waiters:
             waiter()
-        self.after()
+        self.on_operation_end()
 
     def end_all(self, endings: Sequence[tuple[Operation, Failure | None]]) -> None:
         """Complete several operations as :meth:`end` does, in one step."""
@@ -257,7 +256,7 @@ class Runner:
             release(op)
         for waiter in waiters:
             waiter()
-        self.after()
+        self.on_operation_end()
 
     def abandon(self, ops: Iterable[Operation], reason: str) -> None:
         """Fail operations that will never run, in dependency order."""

@@ -80,12 +80,12 @@ class Engine:
         self.slot_released = waiting.slot_released
         self.must_yield = waiting.must_yield
         self.holds = waiting.holds
-        self.room = waiting.room
+        self.wait_for_room = waiting.wait_for_room
         self.waits = waiting.waits
         self.synchronizers = waiting.synchronizers
         self.network = hosting.network
         self.actors = hosting.actors
-        self.openers = hosting.openers
+        self.start_callbacks = hosting.start_callbacks
         self.retire = hosting.retire
         self.enqueue = pushing.enqueue
         self.run_light = pushing.run_light
@@ -110,9 +110,9 @@ class Engine:
 
     @property
     def is_watched(self) -> bool:
-        """Whether a watch inspects each operation, so that none may stand for several.
+        """Whether a watch inspects each operation, so that several must not be combined into one.
 
-        Watches that read only the variables do not count: they order host operations behind asynchronous devices, count
+        Watches that look only at variables do not count: they order host operations behind asynchronous devices, count
         arrays by user line, or reject deleted variables.
         """
         return self.pushing.is_watched
@@ -136,8 +136,8 @@ class Engine:
         self.config = config
         for part in (self.waiting, self.hosting, self.pushing, self.ending):
             part.configure(config)
-        for follow in self.settings_listeners:
-            follow(config)
+        for listener in self.settings_listeners:
+            listener(config)
 
     def stats(self) -> dict[str, Any]:
         """Return counts of operations, and the state of each actor."""

@@ -52,7 +52,7 @@ class Marks(Protocol):
     def done(self) -> bool:
         """Return whether the device has completed the last write."""
 
-    # Used only by the devices.
+    # Used only by the devices, which know the types.
     write: Any
     reads: Any
     note: Any
@@ -100,7 +100,7 @@ class Variable(DeclaredAttributes):
         writer, readers: used by the scheduler.
         failure: the failure that poisoned it, or None.
         marks: the tokens of asynchronous devices that use it (:class:`flowmx.devices.streams.Marks`), or None.
-        recorded: the number of its last writer in the profiler's records, or 0.
+        recorded: the index of its last writer in the profiler's records, or 0.
         deleted: whether :func:`flowmx.engine.delete_variable` was called; later pushes raise an error.
     """
 
@@ -120,7 +120,7 @@ class Variable(DeclaredAttributes):
         self._fingerprint = fingerprint
 
     def fingerprint(self) -> object:
-        """Return a value that changes with the content, or None if the variable has no fingerprint."""
+        """Return a value that changes with the content, or None if there is no fingerprint function."""
         return self._fingerprint() if self._fingerprint is not None else None
 
     def pending(self) -> Iterator[Operation]:
@@ -147,7 +147,7 @@ class Operation(DeclaredAttributes):
 
     Attributes:
         priority: among ready operations, a higher priority runs earlier.
-        nbytes: memory that it will allocate, for the run-ahead limit.
+        nbytes: the memory that it will allocate, for the run-ahead limit.
         light: whether running it takes microseconds, so that an ``await`` may run it in place.
         short: whether handing it to another thread would cost more than it saves.
         is_coroutine: whether the function is a coroutine function.
@@ -175,7 +175,7 @@ class Operation(DeclaredAttributes):
     layers: tuple[Layer, ...] = ()
     context: Context | None = None
     state = WAITING
-    blockers: dict[Any, None] | None = None
+    blockers: dict[object, None] | None = None
     dependents: dict[Operation, None] | None = None
     waits_inside = 0
     waiters: dict[object, Callable[[], None]] | None = None
@@ -278,7 +278,7 @@ class Scheduler:
             op: the operation, in state WAITING.
             hold: make it wait for :meth:`unhold` too.
         """
-        blockers: dict[Any, None] = {_HOLD: None} if hold else {}
+        blockers: dict[object, None] = {_HOLD: None} if hold else {}
         dependents: dict[Operation, None] = {}
         step = (self._tag, op, op.reads, op.writes)
         # From here on nothing is called, so that no other code can run in between.
@@ -470,7 +470,7 @@ class Scheduler:
     def _adopt(self, step: _Step) -> None:
         """Turn an operation that runs when pushed into a pending one, so that operations pushed now come after it."""
         _, op, reads, writes = step
-        blockers: dict[Any, None] = {}
+        blockers: dict[object, None] = {}
         dependents: dict[Operation, None] = {}
         if self.step is not step:
             return

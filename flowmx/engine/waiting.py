@@ -1,4 +1,4 @@
-"""Waiting: blocking reads in plain threads, awaits in coroutines, and waits that raise an error.
+"""Waiting for operations: blocking waits of threads, and awaits of coroutines.
 
 A waiting thread helps: if the operation has not started and its actor has a free slot, the thread runs the actor's
 ready operations instead of sleeping. So push-and-wait costs microseconds and no thread switch. An event loop helps only
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from flowmx.engine.bookkeeping import Books
-from flowmx.engine.loops import SIGNAL_CHECK_INTERVAL, Calls, in_plain_code
+from flowmx.engine.loops import SIGNAL_CHECK_INTERVAL, LoopCalls, in_ordinary_code
 from flowmx.engine.origin import user_frame
 from flowmx.engine.running import Runner, retry
 from flowmx.engine.scheduler import DONE, RUNNING, Marks, Operation, Token, Variable
@@ -41,7 +41,8 @@ current: ContextVar[Operation | None] = ContextVar("flowmx_operation", default=N
 # would starve other tasks (64 such operations take about half a millisecond).
 _YIELD_EVERY = 64
 _PRIVATE_FRAMES_HIDDEN = 2
-_AWAIT_IT = "write `await array` first (or `await mx.nd.waitall_async()`), then read it"
+"""Frames of this module between a warning and the caller."""
+_AWAIT_HINT = "write `await array` first (or `await mx.nd.waitall_async()`), then read it"
 _LOOP_HELPING_TIME = 0.001
 """Seconds for which a waiting event loop runs an actor's operations."""
 _LOOP_ROOM_TIMEOUT = 0.005
@@ -55,7 +56,7 @@ class BlockingInCoroutineWarning(UserWarning):
 
 
 class _DeadlockError(EngineError):
-    """An operation would wait for one that waits for it."""
+    """An operation would wait for an operation that waits for it."""
 
 
 class Wait(NamedTuple):
@@ -97,7 +98,7 @@ class Waiter:
         self.loop_thread: Callable[[], threading.Thread | None] = _do_nothing
         self.is_actor_thread: Callable[[], bool] = bool
         self._awaits = 0
-        self._calls: WeakKeyDictionary[asyncio.AbstractEventLoop, Calls] = WeakKeyDictionary()
+        self._calls: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls] = WeakKeyDictionary()
         self._warned: set[tuple[str, int]] = set()
         self._has_logged_stall = False
         self.configure(Settings())
@@ -173,10 +174,10 @@ class Waiter:
         self._awaits += 1
         return self._awaits % _YIELD_EVERY == 0
 
-    def wait_async(self, op: Operation) -> Generator[Any, None, None]:
+    def wait_async(self, op: Operation) -> Generator[object, None, None]:
         """Await an operation (``yield from`` in an ``__await__``); cancelling abandons only the wait."""
         if self.must_yield():
-            yield
+            yield None
         if op.state == DONE:
             return
         self.flush()
@@ -191,9 +192,9 @@ class Waiter:
             with self._waiting_inside(holder, op):
                 yield from self._wait_in_loop(op)
 
-    def _wait_in_loop(self, op: Operation) -> Generator[Any, None, None]:
+    def _wait_in_loop(self, op: Operation) -> Generator[object, None, None]:
         loop = running_loop()
-        calls = self._calls.get(loop) or self._calls.setdefault(loop, Calls(loop))
+        calls = self._calls.get(loop) or self._calls.setdefault(loop, LoopCalls(loop))
         future: asyncio.Future[None] = loop.create_future()
 
         def wake() -> None:
@@ -225,7 +226,7 @@ class Waiter:
         if variable.failure is not None:
             variable.failure.throw()
 
-    def wait_variable_async(self, variable: Variable) -> Generator[Any, None, None]:
+    def wait_variable_async(self, variable: Variable) -> Generator[object, None, None]:
         """Await the variable: the async form of :meth:`wait_variable`."""
         writer = variable.writer
         if writer is not None:
@@ -233,7 +234,7 @@ class Waiter:
                 return
             yield from self.wait_async(writer)
         elif self.must_yield():
-            yield
+            yield None
         if variable.marks is not None:
             yield from self.wait_for_device(variable.marks)
         if variable.failure is not None:
@@ -250,7 +251,7 @@ class Waiter:
         if failure is not None:
             failure.throw()
 
-    def wait_for_device(self, token: Marks | Token) -> Generator[Any, None, None]:
+    def wait_for_device(self, token: Marks | Token) -> Generator[object, None, None]:
         """Wait for launched work in a helper thread; raise the device's error, if any."""
         if not token.done():
             yield from asyncio.get_running_loop().run_in_executor(None, token.finish)
@@ -259,7 +260,7 @@ class Waiter:
             failure.throw_awaited()
 
     def holds(self, variable: Variable) -> bool:
-        """Return whether this code runs in an operation that uses the variable: it is ready, and later writers wait."""
+        """Return whether this code runs in an operation that uses the variable, which is therefore ready."""
         op = current.get()
         return op is not None and (variable in op.reads or variable in op.writes)
 
@@ -270,7 +271,7 @@ class Waiter:
         with self.books.lock:
             ops = list(self.books.pending)
         in_loop = asyncio._get_running_loop() is not None
-        # The last operation first: most others finish before it. No references: a failure may keep this frame alive.
+        # The last operation first: most others finish before it. pop(): a failure may keep this frame's list alive.
         while ops:
             op = ops.pop()
             if op.state != DONE and op not in self._unwaitable():
@@ -285,7 +286,7 @@ class Waiter:
         if throw:
             self._throw_unraised()
 
-    def wait_all_async(self) -> Generator[Any, None, None]:
+    def wait_all_async(self) -> Generator[object, None, None]:
         """Await everything pushed so far: the async form of :meth:`wait_all`."""
         with self.books.lock:
             ops = list(self.books.pending)
@@ -387,7 +388,7 @@ class Waiter:
         self.ops_limit = self._max_ops
         return True
 
-    def room(self) -> Generator[Any, None, None]:
+    def wait_for_room(self) -> Generator[object, None, None]:
         """Await until the run-ahead is below half its limits, for a loop that pushes in a coroutine."""
         while not self.has_room():
             oldest = self.books.oldest()
@@ -471,7 +472,7 @@ class Waiter:
         """Law 2: a blocking read inside a coroutine warns once per place, or raises an error."""
         if threading.current_thread() is self.loop_thread():
             with self.books.lock:
-                # Actors whose work cannot be helped with run on this loop, or run code that may wait for it.
+                # Actors whose operations no waiting thread can run need this loop, or run code that may wait for it.
                 loop_ops = [
                     other
                     for other in self.books.pending
@@ -494,10 +495,10 @@ class Waiter:
         if error is not None:
             raise error
 
-    def _warn_of_blocking(self, kind: str, what: str, instead: str = _AWAIT_IT) -> None:
+    def _warn_of_blocking(self, kind: str, what: str, instead: str = _AWAIT_HINT) -> None:
         """Warn once per place that a call blocks inside a coroutine, or raise."""
         mode = self._blocking_in_loop
-        if mode == "allow" or _in_notebook() or in_plain_code():
+        if mode == "allow" or _in_notebook() or in_ordinary_code():
             return
         frame = user_frame(_PRIVATE_FRAMES_HIDDEN)
         place = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("?", 0)

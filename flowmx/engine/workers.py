@@ -46,7 +46,7 @@ class Turn:
         self.op: Operation | None = None
 
     def turn_ended(self) -> None:
-        """Handle a mailbox without an operation for this thread (locked)."""
+        """Record that the mailbox has no operation for this thread (locked)."""
 
 
 class Worker(Turn):
@@ -111,7 +111,7 @@ class ThreadActor(Actor):
 
     Attributes:
         running: the number of running operations.
-        users: the running operations of user code; True if another operation may use the slot.
+        users: the running operations of user code; the value is True if another operation may use the slot.
         idle: the sleeping workers.
         workers: all workers.
         reserved: an operation that the pushing thread will run, so that no worker is woken.
@@ -185,7 +185,7 @@ class ThreadActor(Actor):
             ):
                 turn.turn_ended()
                 return None
-            if op.state == READY:  # else other code ran in between, and took it
+            if op.state == READY:  # else other code ran in between, and started it
                 break
         plain = self.mailbox.plain
         # From here on nothing is called.
@@ -324,7 +324,7 @@ class ThreadActor(Actor):
         with engine.lock:
             self.wake_worker()
 
-    # -- user code that holds all slots ----------------------------------------------------------------
+    # -- user code that occupies all slots -------------------------------------------------------------
 
     def _check_later(self, engine: Engine) -> None:
         """Schedule a check whether user code keeps ready operations from running."""

@@ -100,7 +100,7 @@ class Mode:
         Raises:
             NotImplementedError: it draws random numbers on a device whose generator cannot be reset.
         """
-        if self.random and not all(device.generator.goes_back for device in self._devices):
+        if self.random and not all(device.generator.can_be_restored for device in self._devices):
             raise NotImplementedError(
                 "backward: the previous backward pass used up the values of the forward pass, and its random numbers "
                 "cannot be drawn again on this device: call forward(is_train=True) again, or bind with "
@@ -196,7 +196,7 @@ class Mode:
     def _run(self, segment: Segment, versions: tuple[int, ...], replay: bool) -> None:
         """Run the steps of a segment (the operation, on its device's actor)."""
         generator, now = segment.device.generator, None
-        if segment.draws and generator.goes_back:
+        if segment.draws and generator.can_be_restored:
             if replay and segment.drawn_from is not None:
                 now, generator.state = generator.state, segment.drawn_from
             else:

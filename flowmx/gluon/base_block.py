@@ -274,7 +274,7 @@ class Block:
             if self._forward_pre_hooks:
                 for hook in list(self._forward_pre_hooks.values()):
                     hook(self, args)
-            if origin.names_layers:
+            if origin.layer_name_users:
                 with layer_scope(self.name):
                     out = self.forward(*args)
             else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowmx import autograd
-from flowmx.engine.loops import runs_in_plain_code
+from flowmx.engine.loops import blocks_in_ordinary_code
 from flowmx.errors import ArgumentError, ArgumentKindError, StateError
 from flowmx.gluon.base_block import Block
 from flowmx.gluon.trainer import Trainer
@@ -63,7 +63,7 @@ class LRFinder:
         self.learning_rates: list[float] = []
         self.losses: list[float] = []
 
-    @runs_in_plain_code
+    @blocks_in_ordinary_code
     async def run(
         self, data: object, start_lr: float = 1e-7, end_lr: float = 10.0, num_steps: int = 100, beta: float = 0.9,
         diverge: float = 4.0,

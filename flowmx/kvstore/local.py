@@ -13,7 +13,7 @@ from flowmx import forks
 from flowmx import optimizer as opt
 from flowmx.devices import CPUDevice, cpu
 from flowmx.engine import Actor
-from flowmx.engine.loops import runs_in_plain_code
+from flowmx.engine.loops import blocks_in_ordinary_code
 from flowmx.engine.origin import warn_user
 from flowmx.errors import KVStoreError, ShapeError, TypeInferenceError
 from flowmx.kvstore import allreduce, compression, device_sums, sparse_sums
@@ -327,7 +327,7 @@ class KVStore(KVStoreBase):
 
     # -- workers ---------------------------------------------------------------------------------------
 
-    @runs_in_plain_code
+    @blocks_in_ordinary_code
     async def barrier(self) -> None:
         """Wait until every worker has reached the barrier; a store of one process returns at once."""
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from flowmx import metric, model
-from flowmx.engine.loops import runs_in_plain_code
+from flowmx.engine.loops import blocks_in_ordinary_code
 from flowmx.foreign_names import MODULE_OBJECTS, raise_missing
 from flowmx.initializer import Initializer, Uniform
 from flowmx.io import DataDesc
@@ -344,7 +344,7 @@ class BaseModule(Loops):
 
     # -- many batches ----------------------------------------------------------------------------------
 
-    @runs_in_plain_code
+    @blocks_in_ordinary_code
     async def fit(
         self, train_data: Any, eval_data: Any = None, eval_metric: Any = "acc", epoch_end_callback: Callbacks = None,
         batch_end_callback: Callbacks = None, kvstore: Any = "local", optimizer: Any = "sgd",

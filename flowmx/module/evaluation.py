@@ -14,7 +14,7 @@ import numpy as np
 from flowmx import engine, metric
 from flowmx import ndarray as nd
 from flowmx.data.pending_batches import Failure, PendingBatch, PendingIterator, TaskFetch, ThreadedIterator
-from flowmx.engine.loops import runs_in_plain_code
+from flowmx.engine.loops import blocks_in_ordinary_code
 from flowmx.errors import StateError
 from flowmx.io import DataBatch
 from flowmx.model import BatchEndParam
@@ -76,7 +76,7 @@ class Loops:
         """Await the outputs of the last forward pass, and update a metric with them."""
         raise NotImplementedError
 
-    @runs_in_plain_code
+    @blocks_in_ordinary_code
     async def score(
         self,
         eval_data: Any,
@@ -140,7 +140,7 @@ class Loops:
         pad = getattr(batch, "pad", None) or 0
         return [out[: out.shape[0] - pad].copy() for out in self.get_outputs()]
 
-    @runs_in_plain_code
+    @blocks_in_ordinary_code
     async def predict(
         self,
         eval_data: object,

@@ -573,7 +573,7 @@ def _gradients(
     ]
     # A recorded backward pass continues the graph, so pass the inputs with their history.
     saved = _History(inputs, node.entries) if state.get().recording else inputs
-    layer = node.origin[2] if origin.names_layers and node.origin is not None else None
+    layer = node.origin[2] if origin.layer_name_users and node.origin is not None else None
     try:
         with layer_scope(layer, fresh=True) if layer else nullcontext(), _naming(node):
             arguments = (F, saved, _outputs(node, outputs), heads, *([targets] if targets else []))

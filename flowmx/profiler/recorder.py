@@ -54,7 +54,7 @@ class Recorder:
         """Start recording operations that are pushed."""
         if not self.running:
             self.running = True
-            origin.names_layers += 1
+            origin.layer_name_users += 1
             engine.use_watch(self._watch, "times")
             flight.messages.listeners.append(self._record_request)
             custom.on_call = self._record_call
@@ -63,7 +63,7 @@ class Recorder:
         """Stop recording."""
         if self.running:
             self.running = False
-            origin.names_layers -= 1
+            origin.layer_name_users -= 1
             engine.use_watch(None, "times")
             flight.messages.listeners.remove(self._record_request)
             custom.on_call = None

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from flowmx import forks
-from flowmx.devices.streams import follow
+from flowmx.devices.streams import wait_for_values
 from flowmx.engine import Operation, ThreadActor, engine, push, runs_user_code
 from flowmx.engine.waiting import current
 from flowmx.errors import ParameterError, ShapeError, TypeInferenceError, as_mxnet_error, raised_as_mxnet
@@ -168,7 +168,7 @@ def await_on_loop(name: str, pending: Awaitable[None]) -> None:
 
     async def body() -> None:
         if outer is not None:
-            follow(outer)
+            wait_for_values(outer)
         await pending
 
     push(body, name=name).wait()

@@ -888,7 +888,7 @@ def test_an_actor_that_is_dropped_before_its_coroutine_began_leaves_none_behind(
     loop = engine.hosting.loop
     loop.call_soon_threadsafe(hold.wait)  # the loop comes to nothing meanwhile
     actor = ThreadActor("short-lived")
-    engine.hosting.adopt(actor)
+    engine.hosting.start_actor(actor)
     engine.retire(actor)
     hold.set()
 

@@ -8,7 +8,7 @@ import pytest
 
 import flowmx as mx
 from flowmx.engine import Variable
-from flowmx.engine.loops import Calls
+from flowmx.engine.loops import LoopCalls
 from flowmx.engine.runtime import engine
 from flowmx.errors import OperationCancelled
 
@@ -36,7 +36,7 @@ async def test_calls_of_other_threads_share_wake_ups_and_come_in_portions(monkey
     loop, woken, came = asyncio.get_running_loop(), [], []
     original = loop.call_soon_threadsafe
     monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *arguments: woken.append(1) or original(*arguments))
-    calls, done = Calls(loop), asyncio.Event()
+    calls, done = LoopCalls(loop), asyncio.Event()
     with Turns() as turns:
         before = turns.count
 
@@ -61,7 +61,7 @@ async def test_calls_of_other_threads_share_wake_ups_and_come_in_portions(monkey
 
 def test_calls_for_a_closed_loop_are_dropped():
     loop = asyncio.new_event_loop()
-    calls = Calls(loop)
+    calls = LoopCalls(loop)
     loop.close()
     calls.add(pytest.fail, "it ran")
     calls.add(pytest.fail, "it ran")

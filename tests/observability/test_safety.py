@@ -341,7 +341,7 @@ def test_off_costs_nothing():
             pass
         assert "values" in engine.watches
     assert "values" not in engine.watches
-    assert mx.engine.origin.names_layers == 0
+    assert mx.engine.origin.layer_name_users == 0
 
 
 def test_by_setting():

@@ -165,7 +165,7 @@ class Dense(Layer):
             type(act) is Activation
             and Activation.hybrid_forward is _ACTIVATION
             and "hybrid_forward" not in act.__dict__
-            and not (act._forward_hooks or act._forward_pre_hooks or act._active or origin.names_layers)
+            and not (act._forward_hooks or act._forward_pre_hooks or act._active or origin.layer_name_users)
             and core.casting is None
             and x.element_type in _FUSED_DTYPES
             and weight.element_type is x.element_type

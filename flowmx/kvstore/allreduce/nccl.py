@@ -154,8 +154,10 @@ def _buffers(device: Device, source: NDArray | None, result: NDArray | None, sam
     if source is None:
         send = device.allocate((sample.size,), sample.element_type)
         send[...] = 0
+    elif receive is not None and source is result:
+        send = receive
     else:
-        send = receive if source is result else source.raw().reshape(-1)
+        send = source.raw().reshape(-1)
     return send, send if receive is None else receive
 
 

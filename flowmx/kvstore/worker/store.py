@@ -16,7 +16,7 @@ from flowmx import optimizer as opt
 from flowmx import program, settings
 from flowmx.comm.errors import Refused
 from flowmx.engine import Handle, State
-from flowmx.engine.loops import result_of, runs_in_plain_code
+from flowmx.engine.loops import blocks_in_ordinary_code, result_of
 from flowmx.engine.runtime import engine
 from flowmx.errors import KVStoreError
 from flowmx.kvstore import compression, imports
@@ -321,7 +321,7 @@ class DistKVStore(DistValues):
 
     # -- workers ---------------------------------------------------------------------------------------
 
-    @runs_in_plain_code
+    @blocks_in_ordinary_code
     async def barrier(self) -> None:
         """Wait until every worker has reached the barrier and completed its earlier pushes.
 

@@ -107,14 +107,14 @@ class SamplingThread:
             before.join()
         watcher.start()
         self._owners.follow()
-        origin.names_layers += 1
+        origin.layer_name_users += 1
         try:
             number = 0
             while not stop.is_set():
                 self._observe(stop, checks_values=number % 2 == 0)
                 number += 1
         finally:
-            origin.names_layers -= 1
+            origin.layer_name_users -= 1
             self._owners.leave()
 
     def _observe(self, stop: threading.Event, checks_values: bool) -> None:

@@ -241,7 +241,7 @@ def _after_fork_in_parent() -> None:
         start()
 
 
-engine.openers.append(start)
+engine.start_callbacks.append(start)
 block_pool.out_of_memory_observers.append(_out_of_memory)
 engine.settings_listeners.append(_on_settings_changed)
 process_hooks.show_uncaught(_uncaught)

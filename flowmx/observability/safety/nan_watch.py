@@ -256,14 +256,14 @@ engine.settings_listeners.append(_on_settings_changed)
 def _begin() -> None:
     global _open_count
     _open_count += 1
-    origin.names_layers += 1
+    origin.layer_name_users += 1
     engine.use_watch(_wrap)
 
 
 def _end() -> None:
     global _open_count
     _open_count -= 1
-    origin.names_layers -= 1
+    origin.layer_name_users -= 1
     if not _open_count:
         engine.use_watch(None)
 

@@ -72,7 +72,7 @@ class Recorder:
 
     def _follow(self, device: SimDevice) -> None:
         ledger = self.ledgers[device] = Ledger(device.compute)
-        device.pool.on_change = ledger.note
+        device.pool.on_change = ledger.record
         device.pool.on_excess = partial(self._exceeded, device)
 
     def _exceeded(self, device: SimDevice, error: OutOfMemory) -> None:

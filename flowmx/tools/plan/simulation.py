@@ -53,12 +53,12 @@ def run(
         graphs=graphs,
     )  # fmt: skip
     with engine.using(engine_type="NaiveEngine"), machine as system, Recorder(system, steps) as recorder:
-        origin.names_layers += 1
+        origin.layer_name_users += 1
         try:
             engine.run(function())
         except StopProgram:
             pass
         finally:
-            origin.names_layers -= 1
+            origin.layer_name_users -= 1
         running.wait_all(throw=False)
         return summarize(recorder, description)

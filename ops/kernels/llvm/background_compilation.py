@@ -58,7 +58,7 @@ class Program:
             return self.compiled
         on_a_loop = (
             asyncio._get_running_loop() is not None
-            and not thread_streams.is_devices
+            and not thread_streams.is_device_thread
             and engine.runner.local.turn is None
         )
         if on_a_loop:

@@ -20,7 +20,7 @@ from flowmx import engine
 from flowmx.checkpoint.content import Place
 from flowmx.checkpoint.meeting import Meeting, skip
 from flowmx.devices import Context, cpu, gpu, num_gpus
-from flowmx.engine.loops import Done, runs_in_plain_code
+from flowmx.engine.loops import Done, blocks_in_ordinary_code
 from flowmx.errors import ArgumentError
 from flowmx.gluon.contrib.estimator import events
 from flowmx.gluon.contrib.estimator.batch_processor import BatchProcessor
@@ -190,7 +190,7 @@ class Estimator:
         """
         arguments = (train_data, val_data, epochs, event_handlers, batches, batch_axis)
         if asyncio._get_running_loop() is not None:
-            return runs_in_plain_code(self.fit_async)(*arguments)
+            return blocks_in_ordinary_code(self.fit_async)(*arguments)
         return _run_to_completion(self._run_with(_Blocking(), self._fit, *arguments))
 
     async def fit_async(
@@ -215,7 +215,7 @@ class Estimator:
         """
         arguments = (val_data, batch_axis, event_handlers)
         if asyncio._get_running_loop() is not None:
-            return runs_in_plain_code(self.evaluate_async)(*arguments)
+            return blocks_in_ordinary_code(self.evaluate_async)(*arguments)
         return _run_to_completion(self._run_with(_Blocking(), self._evaluate, *arguments))
 
     async def evaluate_async(self, val_data: object, batch_axis: int = 0, event_handlers: object = None) -> None:
