@@ -21,7 +21,7 @@ from flowmx.late_binding import late
 from flowmx.lazy import lazy_attributes
 from flowmx.ndarray import recording
 from flowmx.ndarray.array import NDArray, check_request
-from flowmx.ndarray.backward import Walk
+from flowmx.ndarray.backward import BackwardPass
 from flowmx.ndarray.core import record as record_call
 from flowmx.ndarray.recording import Leaf
 from flowmx.ndarray.views import mark, separate, variable_of
@@ -128,9 +128,9 @@ def backward(
     """
     for callback in before_backward:
         callback(_as_list(heads))
-    walk = Walk(retain_graph, False, train_mode, stores=True)
-    if not walk.go(_as_list(heads), _as_grads(head_grads, heads)):
-        walk.store()
+    backward_pass = BackwardPass(retain_graph, False, train_mode, stores=True)
+    if not backward_pass.run(_as_list(heads), _as_grads(head_grads, heads)):
+        backward_pass.store()
 
 
 def grad(
@@ -173,12 +173,12 @@ def grad(
             raise AutogradError(f"grad: variable {position} was not marked: call attach_grad() on it before recording")
         leaves.append(leaf)
     retain = create_graph if retain_graph is None else retain_graph
-    walk = Walk(retain, create_graph, train_mode, stores=False)
-    walk.go(_as_list(heads), _as_grads(head_grads, heads))
+    backward_pass = BackwardPass(retain, create_graph, train_mode, stores=False)
+    backward_pass.run(_as_list(heads), _as_grads(head_grads, heads))
     for position, leaf in enumerate(leaves):
-        if leaf not in walk.leaves:
+        if leaf not in backward_pass.leaves:
             raise AutogradError(f"grad: the heads do not depend on variable {position}")
-    return walk.gradients(leaves, variable_list)
+    return backward_pass.gradients(leaves, variable_list)
 
 
 def _as_list(arrays: NDArray | Sequence[NDArray]) -> list[NDArray]:

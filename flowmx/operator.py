@@ -225,14 +225,14 @@ class _UserArrays:
         return cast("NDArray", array)
 
     def _sparse_array(self, value: custom.SparseValue, written: bool) -> NDArray:
-        from flowmx.ndarray.sparse.arrays import allocated  # here, because few programs need it
+        from flowmx.ndarray.sparse.arrays import allocate_sparse  # here, because few programs need it
 
         content = value.content
         if not written:
             data = content.data.view()
             data.flags.writeable = False
             content = content._replace(data=data)
-        array = allocated(value.stype, self._run.device, value.shape, value.dtype, content)
+        array = allocate_sparse(value.stype, self._run.device, value.shape, value.dtype, content)
         self._storages.append(array.variable)
         if written:
             self._sparse.append((value, array))

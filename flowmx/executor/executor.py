@@ -33,7 +33,7 @@ from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import allocate
 from flowmx.ndarray.creation import full, zeros_of
 from flowmx.ndarray.fixing import set_to_ones
-from flowmx.ndarray.views import is_contiguous, reshaped
+from flowmx.ndarray.views import is_contiguous, reshape_view
 from flowmx.ops.registry.dtypes import DType, name_of
 from flowmx.ops.registry.operators import Shape
 from flowmx.symbol.symbol import Symbol
@@ -487,8 +487,8 @@ def _resize(array: NDArray, shape: Shape) -> NDArray:
     if size > array.size:
         return full(shape, 0, array.context, array.element_type)
     with autograd.pause():
-        flat = cast("NDArray", reshaped(array, (array.size,)))
-        return cast("NDArray", reshaped(flat[:size], shape))
+        flat = cast("NDArray", reshape_view(array, (array.size,)))
+        return cast("NDArray", reshape_view(flat[:size], shape))
 
 
 def check_bound(node: Node, bound: NDArray, shape: Shape, dtype: DType, device: Device) -> None:

@@ -18,7 +18,7 @@ from flowmx.graph.casts import infer_outputs
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.ndarray import core
 from flowmx.ndarray.array import NDArray
-from flowmx.ndarray.backward import Walk, leaves_of
+from flowmx.ndarray.backward import BackwardPass, leaves_of
 from flowmx.ndarray.core import invoke
 from flowmx.ndarray.creation import empty
 from flowmx.ndarray.recording import Leaf, Scope, TapeNode
@@ -111,9 +111,9 @@ class SparseExecutor(UnplannedExecutor):
         if positions:
             tops = [self._recorded[at] for at in positions]
             reached = {id(leaf.grad) for leaf in leaves_of(tops)}
-            walk = Walk(True, False, self._last_train, stores=True)
-            if not walk.go(tops, [heads[at] for at in positions]):
-                walk.store()
+            backward_pass = BackwardPass(True, False, self._last_train, stores=True)
+            if not backward_pass.run(tops, [heads[at] for at in positions]):
+                backward_pass.store()
         for node in self._grad_nodes:
             target = self._gradient(node)
             if id(target) not in reached and self._requests[node.name] == "write":

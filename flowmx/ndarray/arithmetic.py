@@ -19,31 +19,31 @@ _scalar_types = (float, int, bool, np.generic)
 _MAX_NUMBERS = 1024
 
 
-def _with_number(name: str, number: Any) -> FastCall:
+def _bind_number(name: str, number: Any) -> FastCall:
     return FastCall(lookup(name).create(scalar=float(number)))
 
 
 class Numbers:
-    """The operators of one name with numbers bound. They are cached, since loops repeat the same numbers."""
+    """A cache of one operator bound to numbers (``x + 2``), since loops repeat the same numbers."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.bound: dict[Any, FastCall] = {}
+        self.bound: dict[object, FastCall] = {}
         self._zeros: dict[str, FastCall] = {}
 
     def bind(self, number: Any) -> FastCall:
-        """Return the operator with a number that is not in the cache yet."""
+        """Bind the operator to a number that is not in the cache yet, and return it."""
         if number == 0:  # 0.0 and -0.0 are equal as keys
             sign = str(float(number))
-            return self._zeros.get(sign) or self._zeros.setdefault(sign, _with_number(self._name, number))
-        operator = _with_number(self._name, number)
+            return self._zeros.get(sign) or self._zeros.setdefault(sign, _bind_number(self._name, number))
+        operator = _bind_number(self._name, number)
         make_room(self.bound, _MAX_NUMBERS)
         self.bound[number] = operator
         return operator
 
 
 def _binary(array_name: str, scalar_name: str, swapped: bool = False) -> Callable[[Any, Any], NDArray]:
-    """Return the method of an operator: with an array (broadcast), or with a number."""
+    """Return the method for a Python operator; its right operand is an array (broadcast) or a number."""
     both = FastCall(lookup(array_name).create())
     numbers = Numbers(scalar_name)
     bound = numbers.bound
@@ -81,7 +81,7 @@ def _product(array_name: str, scalar_name: str) -> Callable[[Any, Any], NDArray]
     multiply = _binary(array_name, scalar_name)
 
     def method(self: BaseArray, other: Any) -> Any:
-        if self.storage.mask_at == -1:  # the usual case, decided quickly
+        if self.storage.mask_at == -1:  # the usual case, checked first
             return multiply(self, other)
         gives_mask = is_mask(self) and isinstance(other, BaseArray) and is_mask(other)
         return as_mask(multiply(self, other)) if gives_mask else multiply(self, other)
@@ -114,7 +114,7 @@ def _in_place(array_name: str, scalar_name: str) -> Callable[[Any, Any], NDArray
 
 
 class Arithmetic(BaseArray):
-    """Arrays with arithmetic; comparisons give 1 and 0 in the array's own dtype."""
+    """Arrays with arithmetic; comparisons return 1 and 0 in the array's dtype."""
 
     __add__ = _binary("broadcast_add", "_plus_scalar")
     __sub__ = _binary("broadcast_sub", "_minus_scalar")
@@ -137,7 +137,7 @@ class Arithmetic(BaseArray):
     __imod__ = _in_place("broadcast_mod", "_mod_scalar")
     __ipow__ = _in_place("broadcast_power", "_power_scalar")
 
-    if TYPE_CHECKING:  # type checkers would assume object's, which return a bool
+    if TYPE_CHECKING:  # type checkers would assume the methods of object, which return a bool
 
         def __eq__(self, other: Any) -> NDArray: ...  # type: ignore[override]
         def __ne__(self, other: Any) -> NDArray: ...  # type: ignore[override]

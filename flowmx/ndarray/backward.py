@@ -16,16 +16,17 @@ from flowmx.late_binding import late
 from flowmx.ndarray import functions as F
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.backward_bulks import Bulk, Cell, Value
-from flowmx.ndarray.core import BaseArray, comes_from, may_store, store
+from flowmx.ndarray.core import BaseArray, may_store, set_tape_entry, store
 from flowmx.ndarray.creation import full
 from flowmx.ndarray.gradient_rules import Rule, learn, rule_for
 from flowmx.ndarray.recording import (
+    FastScope,
+    GradientRules,
     Leaf,
     Saved,
     Scope,
     TapeEntry,
     TapeNode,
-    Within,
     defer_full_collections,
     differentiated,
     free,
@@ -33,7 +34,7 @@ from flowmx.ndarray.recording import (
     state,
 )  # fmt: skip
 from flowmx.ops.registry.operators import Operator
-from flowmx.ops.registry.tensors import Functions
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 from flowmx.ops.sparse.shapes import SparseShape
 
 if TYPE_CHECKING:
@@ -106,8 +107,8 @@ def _is_dead(node: TapeNode, dead: set[TapeNode]) -> bool:
     return all(entry is None or entry.node in dead for entry in node.entries)
 
 
-class Walk:
-    """A backward pass, from the heads to the total gradient of each variable that they depend on.
+class BackwardPass:
+    """A backward pass, which computes the total gradient of each variable that the heads depend on.
 
     Gradients with a rule are collected in bulks (``ndarray/backward_bulks.py``); other gradient functions are called
     with arrays.
@@ -126,7 +127,7 @@ class Walk:
     _head_grads: Sequence[NDArray | None] = ()
     _remaining_uses: Counter[Any] | None = None
     _key: backward_replay.Key | None = None
-    _lesson: backward_replay.Lesson | None = None
+    _recorder: backward_replay.ReplayRecorder | None = None
     _nodes: list[TapeNode]
     """The tape's nodes, inputs first; ``_position`` is the current position."""
     leaves: dict[Leaf, None]
@@ -144,7 +145,7 @@ class Walk:
 
     # -- walking ---------------------------------------------------------------------------------------
 
-    def go(self, heads: list[NDArray], head_grads: list[NDArray | None]) -> bool:
+    def run(self, heads: list[NDArray], head_grads: list[NDArray | None]) -> bool:
         """Enqueue the gradients; return True if the pass was replayed, which also stores the totals."""
         for position, (head, head_grad) in enumerate(zip(heads, head_grads, strict=True)):
             # Asynchronous devices launch operations one by one, so bulks do not apply.
@@ -167,7 +168,7 @@ class Walk:
         if self._replays():
             return True
         self._sums, self._released, self._saved, self._orders = {}, [], set(), {}
-        with (Scope if self._create_graph else Within)(self._create_graph, self._train, True):
+        with (Scope if self._create_graph else FastScope)(self._create_graph, self._train, True):
             for head, head_grad in zip(heads, head_grads, strict=True):
                 assert head.tape_entry is not None
                 self._add(head.tape_entry, self._ones(head) if head_grad is None else head_grad)
@@ -210,7 +211,7 @@ class Walk:
             self._nodes, self.leaves = [], {}
             return True
         if is_due:
-            self._lesson = replays.Lesson(nodes, leaves, head_arrays, head_arrays[0].storage.device)
+            self._recorder = replays.ReplayRecorder(nodes, leaves, head_arrays, head_arrays[0].storage.device)
         return False
 
     def _visit(self, node: TapeNode) -> None:
@@ -225,7 +226,7 @@ class Walk:
             if node.saved_state is None:
                 self._stop_at(node)
                 return
-            gradients = self._by_rule(node, grads)
+            gradients = self._apply_rule(node, grads)
             if gradients is None:
                 arrays = self.arrays(grads)
                 gradients = _gradients(node, arrays, self._targets(node, arrays), self._checked(node, grads))
@@ -234,8 +235,8 @@ class Walk:
             for entry, gradient in zip(node.entries, gradients, strict=False):
                 if entry is not None and gradient is not None:
                     self._add(entry, gradient)
-        if self._lesson is not None and is_reached:
-            self._lesson.reached.append(self._position)
+        if self._recorder is not None and is_reached:
+            self._recorder.reached.append(self._position)
         if self._remaining_uses is not None:
             self._remaining_uses.subtract(entry for entry in node.entries if entry is not None)
         if is_reached and not self._retain:
@@ -260,7 +261,7 @@ class Walk:
         warn_user(f"{_freed_message(node)}, {advice}", _warned_lines)
 
     def _targets(self, node: TapeNode, heads: Sequence[NDArray | None]) -> Sequence[NDArray | None]:
-        """Return, for each input of a node, the buffer that its gradient may be written to directly, or None."""
+        """Return, for each input of a node, the buffer into which its gradient may be written directly, or None."""
         if not self._stores or not getattr(node.gradient, "takes_targets", False):
             return ()
         self._look_ahead()
@@ -305,7 +306,7 @@ class Walk:
         assert ones is not None
         return ones
 
-    def _by_rule(self, node: TapeNode, grads: Sequence[Cell | None]) -> Sequence[Cell | None] | None:
+    def _apply_rule(self, node: TapeNode, grads: Sequence[Cell | None]) -> Sequence[Cell | None] | None:
         """Add the node's rule to a bulk and return the gradients of its inputs; None if no rule applies."""
         rules, arrays = node.rules, node.arrays
         if rules is None or self._by_calls:
@@ -329,9 +330,9 @@ class Walk:
         for position in rule.checked:
             if arrays[position].storage.version != node.version(position):
                 node.refuse_changed(position)
-        if self._lesson is not None:
-            self._lesson.checked += [(self._position, position) for position in rule.checked]
-        arrays_of_rule = [*arrays, *heads]
+        if self._recorder is not None:
+            self._recorder.checked += [(self._position, position) for position in rule.checked]
+        arrays_of_rule: list[Any] = [*arrays, *heads]
         return self._bulk_on(device).compute(rule, [arrays_of_rule[position] for position in rule.sources])
 
     def _checked(self, node: TapeNode, grads: Sequence[Cell | None]) -> Collection[int] | None:
@@ -366,15 +367,15 @@ class Walk:
 
     def _push(self) -> None:
         if self._bulk is not None:
-            if self._lesson is not None:
-                self._lesson.note(self._bulk)
+            if self._recorder is not None:
+                self._recorder.record(self._bulk)
             self._bulk.push()
             self._bulk = None
 
     def arrays(self, cells: Sequence[Cell | None]) -> list[Any]:
         """Return gradients as arrays; values of the current bulk are written to new arrays."""
-        if self._lesson is not None:
-            self._lesson.failed = True
+        if self._recorder is not None:
+            self._recorder.failed = True
         pending_values = [cell for cell in cells if isinstance(cell, Value) and cell.handle is None]
         for cell in pending_values:
             self._bulk_on(cell.device).show(cell)
@@ -404,7 +405,7 @@ class Walk:
         if cell is None or isinstance(cell := _current(cell), Value):
             return False
         is_head_grad = any(each is not None and each.storage is cell.storage for each in self._head_grads)
-        # With create_graph the tape refers to all totals, so the flag says nothing.
+        # With create_graph the tape refers to all totals, so the flag is meaningless.
         return is_head_grad or (cell.storage.shared and not self._create_graph)
 
     def _depend_on_variables(self, gradient: NDArray) -> NDArray:
@@ -425,7 +426,7 @@ class Walk:
 
     def store(self) -> None:
         """Enqueue storing the totals in the leaves' buffers, according to their requests."""
-        with Within(False, self._train):
+        with FastScope(False, self._train):
             totals, storages = self.totals(), set()
             for leaf in totals:
                 self.leaves.pop(leaf, None)
@@ -441,10 +442,10 @@ class Walk:
                 if leaf.grad is not None and leaf.request == "write":
                     _overwrite(leaf, leaf.grad)
                     cast("NDArray", leaf.grad)[_FULL_KEYS[isinstance(leaf.grad.dims, SparseShape)]] = 0
-            if self._lesson is not None and self._key is not None:
-                self._lesson.failed |= bool(self.leaves)
-                late("ndarray.backward_replay").forms.keep(self._key, self._lesson.replay())
-                self._lesson = None
+            if self._recorder is not None and self._key is not None:
+                self._recorder.failed |= bool(self.leaves)
+                late("ndarray.backward_replay").forms.keep(self._key, self._recorder.replay())
+                self._recorder = None
 
     def _look_ahead(self) -> None:
         """Count the remaining uses of each entry, and collect the storages that the remaining nodes saved."""
@@ -490,7 +491,7 @@ class Walk:
 def _overwrite(leaf: Leaf, target: BaseArray) -> None:
     """Clear the tape's record of a gradient buffer that is about to be overwritten."""
     if leaf.request == "write" and target.history is not None:
-        comes_from(target, None)
+        set_tape_entry(target, None)
 
 
 def _store_array(leaf: Leaf, total: NDArray, target: NDArray) -> None:
@@ -538,18 +539,18 @@ def _store(bulk: Bulk, leaf: Leaf, total: Cell, target: BaseArray) -> None:
         bulk.add_to(total, target, rule)
 
 
-_dependence_rules: dict[Any, dict[Any, Any]] = {}
+_dependence_rules: dict[object, GradientRules] = {}
 
 
-def _pass_first(F: object, inputs: object, outputs: object, heads: Any) -> list[Any]:
+def _pass_first(F: object, inputs: object, outputs: object, heads: Tensors) -> Gradients:
     return [heads[0], None]
 
 
-def _ones_like(F: Functions, inputs: Any, outputs: object, heads: object) -> list[Any]:
+def _ones_like(F: Functions, inputs: Any, outputs: object, heads: object) -> Gradients:
     return [F.ones_like(inputs.unchecked(0))]
 
 
-def _plus(F: object, inputs: Any, outputs: object, heads: object) -> list[Any]:
+def _plus(F: object, inputs: Tensors, outputs: object, heads: object) -> Gradients:
     return [inputs[0] + inputs[1]]
 
 
@@ -598,7 +599,7 @@ def _named(node: TapeNode) -> Iterator[None]:
 
 
 def _naming(node: TapeNode | Leaf) -> AbstractContextManager[None]:
-    """Return a context for operations that compute the gradient of a node, which the NaN watch names."""
+    """Return a context manager for operations that compute a node's gradient: the NaN watch reports the node."""
     return _named(node) if engine.is_watched and isinstance(node, TapeNode) else nullcontext()
 
 

@@ -21,7 +21,7 @@ from flowmx.engine.scheduler import DONE, Operation, Variable
 from flowmx.ndarray.computations import run_on
 from flowmx.ndarray.core import BaseArray, Storage, allocate
 from flowmx.ndarray.gradient_rules import Rule
-from flowmx.ndarray.reference_counts import HELD, TAKEN
+from flowmx.ndarray.reference_counts import REFERENCES_OF_ATTRIBUTE, REFERENCES_OF_LOCAL
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Run, Shape
 
@@ -143,7 +143,7 @@ class Bulk:
         self._weight += rule.weight
 
     def show(self, value: Value) -> BaseArray:
-        """Return an array that replaces the value outside the bulk."""
+        """Return an array that stands for the value outside the bulk."""
         if value.handle is None:
             value.handle = allocate(self.device, value.dims, value.element_type)
             storage = value.handle.storage
@@ -247,11 +247,11 @@ def run_rule(run: Run, cells: Sequence[Cell], more: tuple[Rule, Sequence[int]], 
     new = run.device.allocate
     name = ""
     try:
-        for name, forward, reads, makes, _ in rule.steps:  # noqa: B007
+        for name, forward, reads, forms, _ in rule.steps:  # noqa: B007
             if forward is None:
-                values.append(values[reads[0]].reshape(makes[0][0]))
+                values.append(values[reads[0]].reshape(forms[0][0]))
                 continue
-            outputs = [new(shape, dtype) for shape, dtype in makes]
+            outputs = [new(shape, dtype) for shape, dtype in forms]
             forward(run, [values[at] for at in reads], outputs)
             values += outputs
     except Exception as error:  # operators may raise anything
@@ -267,7 +267,9 @@ def store_total(run: Run, cells: Sequence[Cell], target: BaseArray, targets: Seq
     value, storage = cells[0], targets[0]
     if isinstance(value, Value) and value.owned and target.strided_view is None:
         array, value.array = value.array, None
-        if sys.getrefcount(array) <= TAKEN and (storage.array is None or sys.getrefcount(storage.array) <= HELD):
+        if sys.getrefcount(array) <= REFERENCES_OF_LOCAL and (
+            storage.array is None or sys.getrefcount(storage.array) <= REFERENCES_OF_ATTRIBUTE
+        ):
             storage.array = array
             return
         value.array = array

@@ -3,11 +3,10 @@
 A training loop records the same calls in each step. The second backward pass over tapes of one form saves its bulks as
 a :class:`Replay`: a flat list of computations on numbered slots, and the tape's arrays that they read. From the third
 pass on, the traversal is skipped: the replay looks up the arrays and pushes the list. As in bulks, an error affects
-    only the
-computations that depend on it.
+only the computations that depend on the failed one.
 
-The form of a tape consists of the rules of its nodes, which represent the operator, its parameters, shapes and dtypes;
-the origin of each input; and the variables with their requests.
+The form of a tape consists of three parts: the rules of its nodes, which represent the operator, its parameters, shapes
+and dtypes; the origin of each input; and the variables with their requests.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from flowmx.ndarray import backward_bulks as bulks
 from flowmx.ndarray.backward_bulks import Bulk, Part, Value
 from flowmx.ndarray.computations import run_on
 from flowmx.ndarray.core import BaseArray, Storage
-from flowmx.ndarray.recording import Further, Leaf, TapeNode
+from flowmx.ndarray.recording import GradientRules, LaterOutput, Leaf, TapeNode
 from flowmx.ndarray.replay_frames import Frames
 from flowmx.ndarray.replay_steps import Pass, Program, Step, Total, compute, slot_getter, storage_of
 
@@ -39,7 +38,7 @@ _MAX_HASHES = 1 << 14
 """Maximum number of forms to remember, by hash, after their first pass."""
 
 
-class Pushed(NamedTuple):
+class PushedBulk(NamedTuple):
     """A bulk that a backward pass pushed."""
 
     parts: tuple[Part, ...]
@@ -48,8 +47,8 @@ class Pushed(NamedTuple):
     nbytes: int
 
 
-def _as_saved(array: BaseArray) -> Any:
-    """Return an array in the form that tape nodes save it."""
+def _saved_form(array: BaseArray) -> Any:
+    """Return an array as tape nodes save it."""
     return array.storage if array.strided_view is None else array
 
 
@@ -72,7 +71,7 @@ class Replay(NamedTuple):
     slots: int
     checked: tuple[tuple[int, int], ...]
     forms: tuple[tuple[Any, Any], ...]
-    rules: tuple[dict[Any, Any], ...]
+    rules: tuple[GradientRules, ...]
     frames: Frames
     reached: tuple[int, ...] | None = None
 
@@ -141,7 +140,7 @@ class Replay(NamedTuple):
                         return None
                     array = saved[position]
                 else:
-                    array = _as_saved(head_arrays[position])
+                    array = _saved_form(head_arrays[position])
                 storage = array if type(array) is Storage else array.storage
                 if storage.device is not device or storage in grads_by_storage:
                     return None
@@ -217,7 +216,7 @@ def key_of(
     """Return the form of a tape; None if it cannot be replayed."""
     if len(nodes) > _MAX_NODES:
         return None
-    places: dict[Any, int] = {}
+    places: dict[object, int] = {}
     key: list[object] = [train, len(leaves)]
     add = key.append
     for at, leaf in enumerate(leaves, 2):
@@ -238,7 +237,7 @@ def key_of(
         for entry in node.entries:
             if entry is None:
                 add(None)
-            elif type(entry) is Further:
+            elif type(entry) is LaterOutput:
                 add((places[entry.node], entry.index))
             else:
                 add(places[entry])
@@ -251,8 +250,8 @@ def key_of(
     return tuple(key)
 
 
-class Lesson:
-    """Records a backward pass, to build its replay.
+class ReplayRecorder:
+    """Records a backward pass, and builds its replay.
 
     Attributes:
         pushed: its bulks.
@@ -264,7 +263,7 @@ class Lesson:
     def __init__(
         self, nodes: Sequence[TapeNode], leaves: Sequence[Leaf], head_arrays: Sequence[BaseArray], device: Device
     ) -> None:
-        self.pushed: list[Pushed] = []
+        self.pushed: list[PushedBulk] = []
         self.checked: list[tuple[int, int]] = []
         self.reached: list[int] = []
         self.failed = False
@@ -277,14 +276,14 @@ class Lesson:
         self._places = {
             id(array): (at, place) for at, arrays in enumerate(self._arrays) for place, array in enumerate(arrays)
         }
-        self._slots: dict[Any, int] = {}
+        self._slots: dict[object, int] = {}
         self._count = 0
 
-    def note(self, bulk: Bulk) -> None:
+    def record(self, bulk: Bulk) -> None:
         """Record a bulk just before its push."""
-        self.pushed.append(Pushed(tuple(bulk.parts()), bulk.light, bulk.short, bulk.nbytes))
+        self.pushed.append(PushedBulk(tuple(bulk.parts()), bulk.light, bulk.short, bulk.nbytes))
 
-    def _new(self) -> int:
+    def _new_slot(self) -> int:
         self._count += 1
         return self._count - 1
 
@@ -299,7 +298,9 @@ class Lesson:
         last_uses: dict[int, tuple[int, int]] = {}
         for number, (steps, _) in enumerate(flat_bulks):
             for at, step in enumerate(steps):
-                reads = (step.slot,) if isinstance(step, Total) else (*step.reads, *[slot for slot, _, _ in step.makes])
+                reads = (
+                    (step.slot,) if isinstance(step, Total) else (*step.reads, *[slot for slot, _, _ in step.outputs])
+                )
                 last_uses.update(dict.fromkeys(reads, (number, at)))
         drops: dict[tuple[int, int], list[int]] = {}
         for slot, position in last_uses.items():
@@ -320,7 +321,7 @@ class Lesson:
             Frames(), reached,
         )  # fmt: skip
 
-    def _flatten(self, number: int, bulk: Pushed) -> tuple[list[Step | Total], list[tuple[int, int, int]]]:
+    def _flatten(self, number: int, bulk: PushedBulk) -> tuple[list[Step | Total], list[tuple[int, int, int]]]:
         """Flatten a bulk into its steps and sources."""
         steps: list[Step | Total] = []
         sources: dict[int, tuple[int, int, int]] = {}
@@ -331,7 +332,7 @@ class Lesson:
             at, place = self._places[id(cell)]
             key = (number, at, place)
             if key not in self._slots:
-                slot = self._slots[key] = self._new()
+                slot = self._slots[key] = self._new_slot()
                 sources[slot] = (slot, at, place)
             return self._slots[key]
 
@@ -339,8 +340,8 @@ class Lesson:
             if function is bulks.run_rule:
                 rule, results = extra
                 rule_slots = [slot_of(cell) for cell in cells]
-                for name, forward, reads, makes, op in rule.steps:
-                    outputs = tuple([(self._new(), *form) for form in makes])
+                for name, forward, reads, outputs, op in rule.steps:
+                    outputs = tuple([(self._new_slot(), *form) for form in outputs])
                     inputs = tuple([rule_slots[index] for index in reads])
                     steps.append(Step(forward, inputs, outputs, (), name, slot_getter(inputs), op))
                     rule_slots += [slot for slot, *_ in outputs]

@@ -34,16 +34,16 @@ class _Binary(Protocol):
     def __call__(self, lhs: Operand, rhs: Operand) -> NDArray | float: ...
 
 
-def _two(
+def _binary(
     name: str, arrays: str, scalar: str, swapped: str, numbers: Callable[[Any, Any], Any], gives_mask: bool = False
 ) -> _Binary:
     """Define a function of two operands.
 
     Args:
         name: its name.
-        arrays: the operator of two arrays is ``broadcast_`` with this.
-        scalar: the operator with a number on the right, without ``_scalar``.
-        swapped: the operator with a number on the left, without ``_scalar``.
+        arrays: the operator of two arrays is ``broadcast_{arrays}``.
+        scalar: the operator with a number on the right is ``{scalar}_scalar``.
+        swapped: the operator with a number on the left is ``{swapped}_scalar``.
         numbers: the function of two numbers.
         gives_mask: whether it is a comparison.
     """
@@ -71,31 +71,31 @@ def _two(
     return cast("_Binary", function)
 
 
-def _number(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], float]:
+def _compare(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], float]:
     """Return a comparison of numbers that returns 1.0 or 0.0."""
     return lambda lhs, rhs: float(compute(lhs, rhs))
 
 
 # fmt: off
-add = _two("add", "add", "_plus", "_plus", operator.add)
-subtract = _two("subtract", "sub", "_minus", "_rminus", operator.sub)
-multiply = _two("multiply", "mul", "_mul", "_mul", operator.mul)
-divide = _two("divide", "div", "_div", "_rdiv", operator.truediv)
-true_divide = _two("true_divide", "div", "_div", "_rdiv", operator.truediv)
-modulo = _two("modulo", "mod", "_mod", "_rmod", operator.mod)
-_power = _two("power", "power", "_power", "_rpower", operator.pow)
-maximum = _two("maximum", "maximum", "_maximum", "_maximum", max)
-minimum = _two("minimum", "minimum", "_minimum", "_minimum", min)
-hypot = _two("hypot", "hypot", "_hypot", "_hypot", math.hypot)
-equal = _two("equal", "equal", "_equal", "_equal", _number(operator.eq), True)
-not_equal = _two("not_equal", "not_equal", "_not_equal", "_not_equal", _number(operator.ne), True)
-greater = _two("greater", "greater", "_greater", "_lesser", _number(operator.gt), True)
-greater_equal = _two("greater_equal", "greater_equal", "_greater_equal", "_lesser_equal", _number(operator.ge), True)
-lesser = _two("lesser", "lesser", "_lesser", "_greater", _number(operator.lt), True)
-lesser_equal = _two("lesser_equal", "lesser_equal", "_lesser_equal", "_greater_equal", _number(operator.le), True)
-logical_and = _two("logical_and", "logical_and", "_logical_and", "_logical_and", _number(np.logical_and), True)
-logical_or = _two("logical_or", "logical_or", "_logical_or", "_logical_or", _number(np.logical_or), True)
-logical_xor = _two("logical_xor", "logical_xor", "_logical_xor", "_logical_xor", _number(np.logical_xor), True)
+add = _binary("add", "add", "_plus", "_plus", operator.add)
+subtract = _binary("subtract", "sub", "_minus", "_rminus", operator.sub)
+multiply = _binary("multiply", "mul", "_mul", "_mul", operator.mul)
+divide = _binary("divide", "div", "_div", "_rdiv", operator.truediv)
+true_divide = _binary("true_divide", "div", "_div", "_rdiv", operator.truediv)
+modulo = _binary("modulo", "mod", "_mod", "_rmod", operator.mod)
+_power = _binary("power", "power", "_power", "_rpower", operator.pow)
+maximum = _binary("maximum", "maximum", "_maximum", "_maximum", max)
+minimum = _binary("minimum", "minimum", "_minimum", "_minimum", min)
+hypot = _binary("hypot", "hypot", "_hypot", "_hypot", math.hypot)
+equal = _binary("equal", "equal", "_equal", "_equal", _compare(operator.eq), True)
+not_equal = _binary("not_equal", "not_equal", "_not_equal", "_not_equal", _compare(operator.ne), True)
+greater = _binary("greater", "greater", "_greater", "_lesser", _compare(operator.gt), True)
+greater_equal = _binary("greater_equal", "greater_equal", "_greater_equal", "_lesser_equal", _compare(operator.ge), True)
+lesser = _binary("lesser", "lesser", "_lesser", "_greater", _compare(operator.lt), True)
+lesser_equal = _binary("lesser_equal", "lesser_equal", "_lesser_equal", "_greater_equal", _compare(operator.le), True)
+logical_and = _binary("logical_and", "logical_and", "_logical_and", "_logical_and", _compare(np.logical_and), True)
+logical_or = _binary("logical_or", "logical_or", "_logical_or", "_logical_or", _compare(np.logical_or), True)
+logical_xor = _binary("logical_xor", "logical_xor", "_logical_xor", "_logical_xor", _compare(np.logical_xor), True)
 # fmt: on
 
 

@@ -36,7 +36,7 @@ def compute(forward: Callable[..., object], run: Run, inputs: Sequence[BaseArray
 def compute_into_copy(
     forward: Callable[..., Any], run: Run, inputs: Sequence[BaseArray], outputs: Sequence[BaseArray]
 ) -> Any:
-    """Like :func:`compute`, but into temporaries that are then copied: an output's memory is also an input's."""
+    """Like :func:`compute`, for outputs that share memory with inputs: the results are temporary, then copied."""
     targets = [each.raw_for_writing() for each in outputs]
     results = [run.device.allocate(each.dims, each.element_type) for each in outputs]
     pending = forward(run, [each.raw() for each in inputs], results)
@@ -80,7 +80,7 @@ def forward_of(op: Operator, device: Device) -> Callable[..., None]:
 def forward_of_call(op: Operator, spec: Spec, device: Device, forms: Sequence[Form]) -> Callable[..., Any]:
     """Return an operator's computation for fixed shapes and dtypes, with all decisions made beforehand."""
     if not spec.nbytes and not op.writes_inputs():
-        return _nothing
+        return _compute_nothing
     direct = op.as_ufunc(device.xp, forms[0][1]) if forms and spec.nbytes < SHARED_BYTES else None
     if direct is not None:
         ufunc, number = direct
@@ -108,8 +108,8 @@ BoundCall = tuple[Device, Callable[..., Any], Run, Run]
 def bind_once(op: Operator, spec: Spec, device: Device, inputs: Sequence[BaseArray]) -> BoundCall:
     """Bind the computation of calls with one spec, and cache it in the spec.
 
-    If an event loop asks while the kernel is still being compiled, the result is not cached. Such a call must not run
-    when pushed, since the uncompiled fallback would run and round differently; a worker waits for the kernel.
+    On an event loop, while the kernel is still being compiled, the result is not cached: such a call must not run when
+    it is pushed, since the fallback would run, which rounds differently. A worker waits for the kernel.
     """
     ready: BoundCall | None = spec.ready
     if ready is None or ready[0] is not device:
@@ -134,7 +134,7 @@ def _records_calls(op: Operator, device: Device) -> bool:
     return bool(late("ops.kernels.native_steps").can_run_natively(device))
 
 
-def _nothing(run: Run, inputs: Sequence[object], outputs: Sequence[object]) -> None:
+def _compute_nothing(run: Run, inputs: Sequence[object], outputs: Sequence[object]) -> None:
     """Compute outputs without elements."""
 
 

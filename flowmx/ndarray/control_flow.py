@@ -41,7 +41,7 @@ def foreach(
     flatten(init_states, NDArray, "foreach: init_states")
     if not arrays:
         raise ValueError("foreach: data is empty, expected at least one array")
-    states, stacked = init_states, _Stacked("foreach: the body's outputs")
+    states, stacked = init_states, _OutputStack("foreach: the body's outputs")
     for index in range(len(arrays[0])):
         outputs, states = body(regroup([each[index] for each in arrays], form), states)
         stacked.add(outputs)
@@ -74,7 +74,7 @@ def while_loop(
     variables: list[Any] = [loop_vars] if single else list(cast("Any", loop_vars))
     if not variables:
         raise ValueError("while_loop: loop_vars is empty, expected at least one")
-    stacked = _Stacked("while_loop: the function's outputs")
+    stacked = _OutputStack("while_loop: the function's outputs")
     while stacked.count < int(max_iterations) and bool(cond(*variables)):
         outputs, after = func(*variables)
         following = [after] if isinstance(after, NDArray) else list(cast("Any", after) or [])
@@ -102,7 +102,7 @@ def cond(pred: object, then_func: Callable[[], Outputs], else_func: Callable[[],
     return then_func() if bool(pred) else else_func()
 
 
-class _Stacked:
+class _OutputStack:
     """The outputs of the iterations."""
 
     def __init__(self, what: str) -> None:

@@ -29,8 +29,18 @@ from flowmx.engine.scheduler import DONE, Operation, Variable
 from flowmx.errors import AutogradError, CrossDeviceWarning, DeviceError, ShapeError, TypeInferenceError
 from flowmx.late_binding import late
 from flowmx.ndarray.computations import BoundCall, bind_once, compute, compute_into_copy, run_on
-from flowmx.ndarray.recording import ENTRIES, Further, Leaf, State, TapeEntry, TapeNode, state
-from flowmx.ndarray.reference_counts import HELD
+from flowmx.ndarray.recording import (
+    ENTRIES,
+    Gradient,
+    GradientRules,
+    LaterOutput,
+    Leaf,
+    State,
+    TapeEntry,
+    TapeNode,
+    state,
+)
+from flowmx.ndarray.reference_counts import REFERENCES_OF_ATTRIBUTE
 from flowmx.ops.control import custom
 from flowmx.ops.registry.dtypes import DType, name_of
 from flowmx.ops.registry.operators import LIGHT_BYTES, Operator, Shape, lookup
@@ -51,11 +61,11 @@ class Storage(Variable):
 
     array: Any = None
     ones_at = ones_from = -1
-    """The version at which all elements were set to 1, and the version before (``fixing.py``)."""
+    """The version in which all elements were set to 1, and the version before it (``fixing.py``)."""
     mask_at = -1
-    """The version at which the content was a mask of the numbers 0 and 1 (``indexing.py`` warns of it)."""
+    """The version in which the content was a mask of the numbers 0 and 1 (``indexing.py`` warns of it)."""
     shared = False
-    """True if handles other than the operator's result may use the memory."""
+    """Whether handles other than the operator's result may use the memory."""
     histories: WeakSet[History] | None = None
     """The tape's histories of the memory, if its handles have different ones (``views.py``)."""
     copied_from: Any = None
@@ -232,7 +242,7 @@ class Casting(Protocol):
         """Return the dtypes to cast the inputs to; None to leave all unchanged."""
 
     def leaves(self, op: Operator, name: str = "") -> bool:
-        """Return whether the operator is on no list, so that it computes in the dtypes of its inputs."""
+        """Return whether no list names the operator, so that it computes in the dtypes of its inputs."""
 
 
 casting: Casting | None = None
@@ -299,7 +309,7 @@ def invoke(
             device = memory[0].device
             for other in memory:
                 if other.device is not device:
-                    return _invoke_together(op, inputs, out, depth + 2)
+                    return _invoke_across_devices(op, inputs, out, depth + 2)
             return _call(op, spec, inputs, tuple(memory), device, mode, depth + 1)
     return _call_any(op, inputs, out, device, mode, depth + 1)
 
@@ -343,7 +353,7 @@ def _call_any(
     op: Operator, inputs: Sequence[BaseArray], out: BaseArray | Sequence[BaseArray] | None, device: Device | None,
     mode: State, depth: int,
 ) -> Any:  # fmt: skip
-    """Run :func:`invoke` for any operator: with AMP's casts, ``out``, or notes instead of calls."""
+    """Run :func:`invoke` for any call: with AMP's casts, with ``out``, or while a gradient is traced."""
     if _is_sparse(op, inputs, out):
         return _invoke_sparse(op, inputs, out, device, depth + 2)
     if casting is not None and out is None and not mode.backward:
@@ -352,7 +362,7 @@ def _call_any(
         device = inputs[0].storage.device
         for array in inputs:
             if array.storage.device is not device:
-                return _invoke_together(op, inputs, out, depth + 2)
+                return _invoke_across_devices(op, inputs, out, depth + 2)
     elif device is None:
         device = devices.get(devices.current_context())
     spec = op.spec(tuple([array.dims for array in inputs]), tuple([array.element_type for array in inputs]))
@@ -360,7 +370,7 @@ def _call_any(
         return _note(mode.notes, op, inputs, spec, device, out)
     out_arrays: list[BaseArray] = [] if out is None else [out] if isinstance(out, BaseArray) else list(out)
     if out_arrays and inputs and out_arrays[0].storage.device is not device:
-        return _invoke_together(op, inputs, out, depth + 2)
+        return _invoke_across_devices(op, inputs, out, depth + 2)
     if out is not None and mode.recording:
         inputs = late("ndarray.recorded_writes").prepare(op, spec, inputs, out_arrays, device)
     reads = tuple([array.storage for array in inputs])
@@ -397,7 +407,7 @@ def _call_any(
         else:
             record_written(op.name, spec.gradient, inputs, outputs, out_arrays, visible, origin, spec.rules)
         for position in op.updates:
-            comes_from(inputs[position], None, origin)
+            set_tape_entry(inputs[position], None, origin)
     return outputs[0] if visible == 1 else outputs[:visible]
 
 
@@ -405,7 +415,7 @@ def _note(
     notes: Any, op: Operator, inputs: Sequence[BaseArray], spec: Spec, device: Device,
     out: BaseArray | Sequence[BaseArray] | None,
 ) -> Any:  # fmt: skip
-    """Note a call instead of running it; return its visible output, or a list of them."""
+    """Trace a call instead of running it; return placeholders of its visible output, or a list of them."""
     results = notes.note(op, inputs, spec, device, out)
     if out is None and inputs and inputs[0].__class__ is not results[0].__class__:
         for result in results:  # results of mx.np.ndarray have the same class
@@ -429,20 +439,20 @@ def _invoke_sparse(op: Operator, inputs: Sequence[BaseArray], out: Any, device: 
     return late("ndarray.sparse.calls").invoke(op, inputs, out, device, depth)
 
 
-def _invoke_together(op: Operator, inputs: Sequence[BaseArray], out: Any, depth: int) -> Any:
+def _invoke_across_devices(op: Operator, inputs: Sequence[BaseArray], out: Any, depth: int) -> Any:
     """Run :func:`invoke` on arrays from several devices, after copying them to one."""
     first = out if out is None or isinstance(out, BaseArray) else out[0]
-    return invoke(op, late("ndarray.mixed_devices").together(op, inputs, first), out, None, depth)
+    return invoke(op, late("ndarray.mixed_devices").copy_to_one_device(op, inputs, first), out, None, depth)
 
 
 def record(
     name: str,
-    gradient: Callable[..., Any] | None,
+    gradient: Gradient | None,
     inputs: Sequence[BaseArray],
     outputs: Sequence[BaseArray],
     visible: int,
     origin: Origin | None = None,
-    rules: dict[Any, Any] | None = None,
+    rules: GradientRules | None = None,
 ) -> None:
     """Put a call on the tape if one of its inputs is on the tape.
 
@@ -471,12 +481,12 @@ def record(
     outputs[0].history = node = TapeNode(name, gradient, tuple(entries), inputs, outputs, visible, origin, rules)
     if visible > 1:
         for index, output in enumerate(outputs[1:visible], 1):
-            output.history = Further(node, index)
+            output.history = LaterOutput(node, index)
 
 
 def record_result(
-    name: str, gradient: Callable[..., Any] | None, x: BaseArray, y: BaseArray | None, out: BaseArray, origin: Origin,
-    rules: dict[Any, Any],
+    name: str, gradient: Gradient | None, x: BaseArray, y: BaseArray | None, out: BaseArray, origin: Origin,
+    rules: GradientRules,
 ) -> None:  # fmt: skip
     """Put a call with one or two inputs and a new result on the tape, as :func:`record` does, in half of the time."""
     entry = x.history
@@ -505,13 +515,13 @@ def record_result(
 
 def record_written(
     name: str,
-    gradient: Callable[..., Any] | None,
+    gradient: Gradient | None,
     inputs: Sequence[BaseArray],
     outputs: Sequence[BaseArray],
     targets: Sequence[BaseArray],
     visible: int,
     origin: Origin | None = None,
-    rules: dict[Any, Any] | None = None,
+    rules: GradientRules | None = None,
 ) -> None:
     """Put a call that writes to existing arrays on the tape, and update all handles on their memory.
 
@@ -524,12 +534,12 @@ def record_written(
     for index, output in enumerate(outputs[:visible]):
         entry = None if node is None else node.output(index)
         if index < len(targets):
-            comes_from(output, entry, origin)
+            set_tape_entry(output, entry, origin)
         else:
             output.history = entry
 
 
-def comes_from(array: BaseArray, entry: TapeEntry | None, origin: Origin | None = None) -> None:
+def set_tape_entry(array: BaseArray, entry: TapeEntry | None, origin: Origin | None = None) -> None:
     """Record that an array was overwritten with the content of a tape entry (None: it is not recorded).
 
     A variable remains a variable.
@@ -586,7 +596,7 @@ _warned_lines: set[tuple[str, int]] = set()
 """The user's lines that a :class:`CrossDeviceWarning` was issued for."""
 
 
-def warn_of_crossing(source: Device, target: Device, what: str, depth: int = 3) -> None:
+def warn_of_copy(source: Device, target: Device, what: str, depth: int = 3) -> None:
     """Warn once at the user's line about an implicit copy away from a device.
 
     Copies from the host are usually intended, and copies by flowmx are not the user's; neither is reported.
@@ -643,8 +653,8 @@ def may_store(source: BaseArray, target: BaseArray) -> bool:
 
 def _store(source: Storage, target: Storage) -> None:
     """Move the source's memory to the target, or copy the content if either memory has other users."""
-    is_unshared = sys.getrefcount(source.array) <= HELD
-    if is_unshared and (target.array is None or sys.getrefcount(target.array) <= HELD):
+    is_unshared = sys.getrefcount(source.array) <= REFERENCES_OF_ATTRIBUTE
+    if is_unshared and (target.array is None or sys.getrefcount(target.array) <= REFERENCES_OF_ATTRIBUTE):
         target.array, source.array = source.array, None
     else:
         target.device.copy(source.array, target.ensure())

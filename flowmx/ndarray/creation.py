@@ -40,7 +40,7 @@ def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> N
         return cast("NDArray", late("ndarray.sparse.creation").array(source_array, ctx, dtype))
     if isinstance(source_array, BaseArray):
         kind = source_array.element_type if dtype is None else as_dtype(dtype)
-        core.warn_of_crossing(source_array.storage.device, devices.get(devices.cpu()), "array()", depth=2)
+        core.warn_of_copy(source_array.storage.device, devices.get(devices.cpu()), "array()", depth=2)
         source_array = source_array.asnumpy()
     elif dtype is None:
         kind = as_dtype(None)

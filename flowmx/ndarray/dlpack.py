@@ -1,4 +1,4 @@
-"""DLPack capsules of bfloat16. NumPy does not support it, so they pass through it as 16-bit unsigned integers."""
+"""DLPack capsules, also of bfloat16, which NumPy does not support: the code presents it as 16-bit unsigned integers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 
 from flowmx.ops.registry.operators import Array
 
-__all__ = ["capsule_of", "opened"]
+__all__ = ["array_of_dlpack", "capsule_of"]
 
 _BFLOAT16, _UINT16 = (4, 16), (1, 16)
 """DLPack's type codes and numbers of bits."""
-_PLACES = {b"dltensor": 20, b"dltensor_versioned": 52}
+_DTYPE_OFFSETS = {b"dltensor": 20, b"dltensor_versioned": 52}
 """Offset of the dtype in the capsule's structure, by the capsule's name: one byte for the code, one for the bits."""
 
 _name = ctypes.pythonapi.PyCapsule_GetName
@@ -37,7 +37,7 @@ def capsule_of(data: Array, **options: Any) -> Any:
     return capsule
 
 
-def opened(source: Any) -> Array:
+def array_of_dlpack(source: Any) -> Array:
     """Return a NumPy array that shares memory with a DLPack capsule, or with an object with ``__dlpack__``.
 
     Raises:
@@ -70,9 +70,9 @@ def _dtype_of(capsule: object) -> Any:
         name = _name(capsule)
     except ValueError:
         name = None
-    if name not in _PLACES:
+    if name not in _DTYPE_OFFSETS:
         raise BufferError(f"from_dlpack: {capsule!r} is not a DLPack capsule, or was used before")
-    return (ctypes.c_uint8 * 2).from_address(_pointer(capsule, name) + _PLACES[name])
+    return (ctypes.c_uint8 * 2).from_address(_pointer(capsule, name) + _DTYPE_OFFSETS[name])
 
 
 class _Capsule:

@@ -1,4 +1,4 @@
-"""Calls of one operator on one or two arrays, with caches of what they infer."""
+"""Calls of one operator on one or two arrays, with a cache of the inferred shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _fast_calls: WeakSet[FastCall] = WeakSet()
 
 
 class FastCall:
-    """An operator on one or two arrays that remembers inferred results, for calls that a program repeats.
+    """A cached call of an operator on one or two arrays, for calls that a program repeats.
 
     If shapes and dtypes are the same objects as in the last call, which is usual in loops, nothing is looked up and
-    a ufunc is called directly. The memory of the last call is one tuple, replaced as a whole, so that several threads
-    may call it.
+    a ufunc is called directly. The last call is stored as one tuple, replaced as a whole, so that several threads may
+    use the object.
     """
 
     __slots__ = ("__weakref__", "_all", "_last", "op")
@@ -45,9 +45,9 @@ class FastCall:
         _fast_calls.add(self)
 
     def forget(self) -> None:
-        """Drop everything remembered; the next call infers again."""
+        """Clear the cache; the next call infers again."""
         self._last: tuple[Any, ...] = (None,) * 8
-        self._all: dict[Any, tuple[Any, ...]] = {}
+        self._all: dict[object, tuple[Any, ...]] = {}
 
     def __call__(self, x: BaseArray, y: BaseArray | None = None, out: BaseArray | None = None) -> Any:
         """Enqueue the operator. ``out`` may only be ``x`` itself, which is then updated in place."""
@@ -107,7 +107,7 @@ class FastCall:
         return out
 
     def _remember(self, operands: tuple[BaseArray, ...], device: Device, key: object) -> tuple[object, ...]:
-        """Bind such calls and remember the result; an empty tuple if they must take the general path."""
+        """Bind calls with these shapes and dtypes, and cache the result; an empty tuple if there is no fast path."""
         bound = self._bind(operands, device)
         if bound:
             self._last = bound
@@ -138,7 +138,7 @@ class FastCall:
     def _bind_kernel(
         self, operands: tuple[BaseArray, ...], device: Device, spec: Spec
     ) -> tuple[Callable[..., Any], Any] | None:  # fmt: skip
-        """Return a function, called like a ufunc, that computes such calls; None if they need the general path."""
+        """Return a function, called like a ufunc, that computes these calls; None if they need the general path."""
         plain = spec.is_plain and spec.single and not self.op.traits.mode_matters
         if not plain or device.is_asynchronous or device.xp is not np or self.op.visible_outputs() != 1:
             return None
@@ -154,7 +154,7 @@ class FastCall:
 
 
 def _forget_all() -> None:
-    """Drop everything that fast calls remember."""
+    """Clear the caches of all fast calls."""
     for call in list(_fast_calls):
         call.forget()
 

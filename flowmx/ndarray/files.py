@@ -99,7 +99,7 @@ def _arrays(values: dict[str, Array] | list[Array]) -> Saved:
 def _file_content(array: NDArray) -> Any:
     """Return the content of an array in the form that files store."""
     if array.stype != "default":
-        return _sparse().stored(array)
+        return _sparse().to_saved(array)
     engine.wait_variable(array.storage)
     return late("serialization.params").Deferred(array.shape, as_dtype(array.dtype), array.asnumpy)
 
@@ -111,5 +111,5 @@ def _sparse() -> Any:
 def _from_content(data: Any) -> NDArray:
     """Create an array on the CPU from what a file contains."""
     if isinstance(data, late("serialization.params").SparseParts):
-        return cast("NDArray", _sparse().restored(data))
+        return cast("NDArray", _sparse().from_saved(data))
     return cast("NDArray", allocate(devices.get(devices.cpu()), data.shape, data.dtype, data))

@@ -1,7 +1,7 @@
-"""Inputs that calls set to 1, such as gamma of a BatchNorm with ``fix_gamma``.
+"""Set inputs of operators to 1, such as gamma of a BatchNorm with ``fix_gamma``.
 
-MXNet does the same, so its checkpoints contain ones. A separate operation sets them before the call, so that the engine
-orders it like any write. Arrays that have not been written since are skipped.
+MXNet does the same, so its checkpoints contain ones. A separate operation sets the inputs before the call, so that the
+engine orders it like any other write. Inputs that were set to 1 before, and not written since, are skipped.
 """
 
 from __future__ import annotations
@@ -42,5 +42,5 @@ def set_to_ones(arrays: Sequence[core.BaseArray]) -> None:
 
 
 def _set(arrays: Sequence[core.BaseArray]) -> None:
-    for each in arrays:
-        each.raw_for_writing()[...] = 1
+    for array in arrays:
+        array.raw_for_writing()[...] = 1

@@ -51,7 +51,7 @@ class _Calls:
 
     def __init__(self, cls: type[Operator]) -> None:
         self._cls = cls
-        self._bound: dict[Any, _BoundCall] = {}
+        self._bound: dict[object, _BoundCall] = {}
 
     def __call__(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
         """Call the operator with the user's arguments."""
@@ -90,7 +90,7 @@ class _Calls:
         return invoke(op, arrays if order is None else [arrays[at] for at in order], None, None, 4)
 
     def _bind(self, args: tuple[object, ...], kwargs: Mapping[str, object], key: object) -> _BoundCall | None:
-        """Bind such calls and cache the result; None if they are unusual or invalid."""
+        """Bind calls with these arguments, and cache the result; None if they are unusual or invalid."""
         cls = self._cls
         if "out" in kwargs or "ctx" in cls.parameters or cls.traits.open_ended:
             return None

@@ -17,7 +17,7 @@ from flowmx.devices import Device
 from flowmx.ndarray import functions as F
 from flowmx.ndarray.computations import forward_of_call
 from flowmx.ndarray.core import BaseArray, allocate
-from flowmx.ndarray.recording import Notes, State, state
+from flowmx.ndarray.recording import Gradient, Notes, State, state
 from flowmx.ops.registry.kernels import compiling
 from flowmx.ops.registry.operators import Form, Operator
 from flowmx.ops.registry.spec import Spec
@@ -33,14 +33,14 @@ class RuleStep(NamedTuple):
         name: the operator's name.
         forward: the computation; None for a reshape.
         reads: the indices of the input values.
-        makes: shapes and dtypes of the output values.
+        outputs: shapes and dtypes of the output values.
         op: the operator; None for a reshape.
     """
 
     name: str
     forward: Callable[..., Any] | None
     reads: tuple[int, ...]
-    makes: tuple[Form, ...]
+    outputs: tuple[Form, ...]
     op: Operator | None = None
 
 
@@ -58,7 +58,7 @@ class Rule:
         views: the values that are reshapes of others.
         light: whether each step takes only microseconds.
         short: whether each step takes less time than handing it to another thread.
-        is_late: whether the rule was learned on an event loop while a kernel was still being compiled; it must not run
+        is_late: whether the rule was traced on an event loop while a kernel was still being compiled; it must not run
             on an event loop before the kernel is ready.
         weight: the approximate amount of work, in bytes.
         nbytes: the size of the steps' outputs.
@@ -80,13 +80,13 @@ class Rule:
         for step in self.steps:
             if step.forward is None:
                 views.add(position)
-            position += len(step.makes)
+            position += len(step.outputs)
         self.views = frozenset(views)
         new = [form for at, form in enumerate(self.forms) if at >= len(self.sources) and at not in views]
         self.nbytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in new)
 
 
-class Unlearnable(Exception):
+class Untraceable(Exception):
     """A gradient makes a call that cannot be traced."""
 
 
@@ -104,27 +104,27 @@ class _Trace(Notes):
         self.weight = 0
 
     def note(
-        self, op: Operator, inputs: Sequence[BaseArray], spec: Spec, device: Device | None, out: Any
+        self, op: Operator, inputs: Sequence[BaseArray], spec: Spec, device: Device | None, out: object
     ) -> list[BaseArray]:
         is_special = op.traits.detached or op.updates or op.auxiliary or op.traits.uses_random
         if out is not None or is_special or device is not self._device:
-            raise Unlearnable
+            raise Untraceable
         reads = tuple([self.position(each) for each in inputs])
-        makes = tuple(zip(spec.shapes, spec.dtypes, strict=True))
+        forms = tuple(zip(spec.shapes, spec.dtypes, strict=True))
         compiling.missed = False
         forward = forward_of_call(op, spec, self._device, [(each.dims, each.element_type) for each in inputs])
         self.is_late |= compiling.missed
-        self.steps.append(RuleStep(op.name, forward, reads, makes, op))
+        self.steps.append(RuleStep(op.name, forward, reads, forms, op))
         self.light &= spec.light
         self.short &= spec.short
         self.weight += spec.weight
-        outputs = [allocate(self._device, shape, dtype) for shape, dtype in makes]
+        outputs = [allocate(self._device, shape, dtype) for shape, dtype in forms]
         for each in outputs:
             self._add(each)
         return outputs
 
     def refuse(self) -> None:
-        raise Unlearnable
+        raise Untraceable
 
     def _add(self, array: BaseArray) -> int:
         self._at[id(array)] = self._at_storage[id(array.storage)] = len(self.arrays)
@@ -132,13 +132,13 @@ class _Trace(Notes):
         return len(self.arrays) - 1
 
     def position(self, array: BaseArray) -> int:
-        """Return the number of a value; an unknown reshape of a known value is added as a step."""
+        """Return the index of a value; a reshape of a value that has no index yet is added as a step."""
         position = self._at.get(id(array))
         if position is not None:
             return position
         whole = self._at_storage.get(id(array.storage))
         if whole is None or not _is_whole(array, self.arrays[whole]):
-            raise Unlearnable
+            raise Untraceable
         self.steps.append(RuleStep("reshape", None, (whole,), ((array.dims, array.element_type),)))
         self._at[id(array)] = len(self.arrays)
         self.arrays.append(array)
@@ -146,7 +146,7 @@ class _Trace(Notes):
 
 
 def _is_whole(view: BaseArray, of: BaseArray) -> bool:
-    """Return whether two handles on the same memory differ at most in shape."""
+    """Return whether a handle shows the same memory as another one, except perhaps in a different shape."""
     if of.strided_view is not None or view.element_type != of.element_type:
         return False
     if view.strided_view is None:
@@ -186,7 +186,7 @@ class _Placeholders(Sequence[Any]):
 
 
 def learn(
-    gradient: Callable[..., Any], inputs: Sequence[BaseArray], outputs: Sequence[BaseArray], needed: Sequence[bool],
+    gradient: Gradient, inputs: Sequence[BaseArray], outputs: Sequence[BaseArray], needed: Sequence[bool],
     has_head: Sequence[bool], device: Device,
 ) -> Rule | None:  # fmt: skip
     """Trace a gradient and return its rule; None if it makes calls that cannot be traced.
@@ -233,13 +233,13 @@ def positions_read(
     return range(len(inputs)) if rule is None else rule.checked
 
 
-_rules: dict[Any, Rule | None] = {}
+_rules: dict[object, Rule | None] = {}
 
 
 def rule_for(
-    name: str, arrays: Sequence[Any], gradient: Callable[..., Any], device: Device
+    name: str, arrays: Sequence[Any], gradient: Gradient, device: Device
 ) -> Rule | None:  # fmt: skip
-    """Return the rule of a function of such arrays, written as the gradient of an operator without outputs."""
+    """Return the rule of a function of arrays, written as the gradient of an operator without outputs."""
     key = (name, device, *[(each.dims, each.element_type) for each in arrays])
     try:
         return _rules[key]
@@ -262,7 +262,7 @@ def _pruned(notes: _Trace, arguments: int, positions: Sequence[int], results: Se
     steps: list[tuple[RuleStep, range]] = []
     end = len(notes.arrays)
     for step in reversed(notes.steps):
-        outputs = range(end - len(step.makes), end)
+        outputs = range(end - len(step.outputs), end)
         end = outputs.start
         if not needed.isdisjoint(outputs):
             steps.insert(0, (step, outputs))

@@ -1,4 +1,4 @@
-"""Indexing: views that share storage, advanced indexing, assignment, and MXNet's reshape codes."""
+"""Indexing: reading by basic keys (views) and advanced keys (copies), assignment, and MXNet's reshape codes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from flowmx.ndarray.views import (
     contiguous_strides,
     is_contiguous,
     make_view,
-    placed,
-    reshaped,
+    reshape_view,
     variable_of,
+    view_of,
 )
 from flowmx.ops.arrays.reshape_codes import resolve_reshape
 from flowmx.ops.arrays.shape_arithmetic import key_from_template
@@ -93,7 +93,7 @@ def put(array: BaseArray, key: Any, value: Any) -> None:
     indexes: tuple[BaseArray, ...]
     if all(isinstance(part, _BASIC) for part in parts):
         offset, shape, strides = _view(array, _expand(array, parts))
-        target = placed(array, offset, shape, strides)
+        target = view_of(array, offset, shape, strides)
         whole = target.strided_view is None
         selected: Callable[[], Any] = target.raw_for_writing
         template, indexes = "", ()
@@ -102,7 +102,7 @@ def put(array: BaseArray, key: Any, value: Any) -> None:
         shape = _gathered_shape(array.dims, template, [each.dims for each in indexes])
         target, whole, selected = array, False, lambda: _Selected(array, template, indexes)
     if isinstance(value, BaseArray) and value.storage.device is not device:
-        core.warn_of_crossing(value.storage.device, device, "this assignment")
+        core.warn_of_copy(value.storage.device, device, "this assignment")
         value = value.as_in_context(device.context)
     value_shape: Shape = value.dims if isinstance(value, BaseArray) else np.shape(value)
     if not _fits(value_shape, shape):
@@ -122,7 +122,7 @@ def put(array: BaseArray, key: Any, value: Any) -> None:
         sources.append(array.storage)
     if state.get().recording:
         if target is array:
-            recorded_writes.record_choice(array, value, template, indexes, shape)
+            recorded_writes.record_selection(array, value, template, indexes, shape)
         elif not (of_host and shape == array.dims and variable_of(array) is not None):
             # As in MXNet, a variable may be overwritten from the host: it stays the same variable.
             recorded_writes.record_assignment(array, value, target)
@@ -290,4 +290,4 @@ def _gather(array: B, parts: tuple[Any, ...]) -> B:
 def reshape(array: BaseArray, codes: tuple[int, ...], reverse: bool = False) -> BaseArray:
     """Reshape an array; shares memory if its layout allows it."""
     shape = resolve_reshape(array.dims, codes, reverse) if codes or array.dims else ()
-    return reshaped(array, shape)
+    return reshape_view(array, shape)

@@ -10,7 +10,7 @@ from flowmx import devices
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import allocate
 from flowmx.ndarray.creation import array
-from flowmx.ndarray.dlpack import opened
+from flowmx.ndarray.dlpack import array_of_dlpack
 from flowmx.ops.registry.dtypes import as_dtype
 from flowmx.ops.registry.operators import Array
 
@@ -65,7 +65,7 @@ def from_dlpack(dlpack: object) -> NDArray:
     Raises:
         BufferError: the memory is not on the CPU, the dtype is unsupported, or the capsule is invalid or was used.
     """
-    data = opened(dlpack)
+    data = array_of_dlpack(dlpack)
     if not data.flags.c_contiguous:
         return array(data, devices.cpu(), data.dtype)
     return _from_memory(data if data.flags.writeable else np.asarray(_WritableMemory(data)).view(data.dtype))

@@ -1,4 +1,4 @@
-"""Operators on arrays from several CPU devices, or in different kinds of CPU memory: pinned, shared, and plain.
+"""Operators on arrays from several CPU devices, or in different kinds of CPU memory: pinned, shared, and ordinary.
 
 Loaders return batches in pinned or shared memory. As in MXNet, operators accept them, and also mix arrays on ``cpu(1)``
 and ``cpu(0)``: inputs on other devices are copied to the operator's device, and the copies are recorded.
@@ -22,7 +22,7 @@ def plain(context: Context) -> Context:
     return cpu() if context.device_type in KINDS else context
 
 
-def together(op: Operator, inputs: Sequence[BaseArray], out: BaseArray | None = None) -> list[BaseArray]:
+def copy_to_one_device(op: Operator, inputs: Sequence[BaseArray], out: BaseArray | None = None) -> list[BaseArray]:
     """Copy the inputs of an operator to the device that it runs on: that of ``out``, or of the first input.
 
     Args:
@@ -37,10 +37,10 @@ def together(op: Operator, inputs: Sequence[BaseArray], out: BaseArray | None = 
     for position in (*op.updates, *range(len(inputs) - len(op.auxiliary), len(inputs))):
         if inputs[position].context != target:
             raise _refusal(op.name, f"input {position}, which it also writes,", inputs[position].context, target)
-    return [bring(op.name, f"input {position}", each, target) for position, each in enumerate(inputs)]
+    return [copy_to_device_of_call(op.name, f"input {position}", each, target) for position, each in enumerate(inputs)]
 
 
-def bring(name: str, what: str, array: BaseArray, target: Context) -> BaseArray:
+def copy_to_device_of_call(name: str, what: str, array: BaseArray, target: Context) -> BaseArray:
     """Return an operator's input on the operator's device: itself, or a copy between CPU devices.
 
     Raises:

@@ -57,20 +57,20 @@ def _preview(content: Array) -> str:
         above = f"[{', '.join('0' * (content.ndim - 2))}, :, :]"
         rows = content[(0,) * (content.ndim - 2)]
     grid = np.atleast_2d(rows)
-    lines = [_cells(grid[i]) for i in _shown(len(grid), _ROWS)]
+    lines = [_cells(grid[i]) for i in _preview_indices(len(grid), _ROWS)]
     if len(grid) > _ROWS:
         lines.insert(_ROWS // 2, ["⋮"] * len(lines[0]))
     return markup.table([], lines, above)
 
 
 def _cells(row: Array) -> list[str]:
-    cells = [_number(row[i]) for i in _shown(len(row), _COLUMNS)]
+    cells = [_number(row[i]) for i in _preview_indices(len(row), _COLUMNS)]
     if len(row) > _COLUMNS:
         cells.insert(_COLUMNS // 2, "…")
     return cells
 
 
-def _shown(length: int, most: int) -> Sequence[int]:
+def _preview_indices(length: int, most: int) -> Sequence[int]:
     if length <= most:
         return range(length)
     return [*range(most // 2), *range(length - most // 2, length)]

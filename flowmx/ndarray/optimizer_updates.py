@@ -1,4 +1,4 @@
-"""The optimizer updates of ``mx.nd.contrib``. They take lists of arrays, and ``rescale_grad`` as number or array."""
+"""The optimizer updates of ``mx.nd.contrib``, such as AdamW and LAMB; ``rescale_grad`` is a number or an array."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Arrays = Sequence[NDArray]
 Numbers = Sequence[float]
 
 
-def _factor(rescale_grad: float | NDArray, like: NDArray) -> NDArray:
+def _scale_array(rescale_grad: float | NDArray, like: NDArray) -> NDArray:
     if isinstance(rescale_grad, NDArray):
         return rescale_grad.as_in_context(like.context)
     return full((1,), rescale_grad, like.context)
 
 
-def _by_weight(*lists: Arrays) -> list[NDArray]:
+def _interleave(*lists: Arrays) -> list[NDArray]:
     return [array for group in zip(*lists, strict=True) for array in group]
 
 
@@ -38,7 +38,7 @@ def adamw_update(
     The update is skipped if ``rescale_grad``, the gradient's scale, is 0, infinite or NaN.
     """
     return F.op(
-        "_adamw_update", weight, grad, mean, var, _factor(rescale_grad, weight), lr=lr, eta=eta, beta1=beta1,
+        "_adamw_update", weight, grad, mean, var, _scale_array(rescale_grad, weight), lr=lr, eta=eta, beta1=beta1,
         beta2=beta2, epsilon=epsilon, wd=wd, clip_gradient=clip_gradient, out=out,
     )  # fmt: skip
 
@@ -50,7 +50,7 @@ def mp_adamw_update(
 ) -> Any:  # fmt: skip
     """Like :func:`adamw_update`, for a 16-bit weight with a float32 copy; both are updated."""
     return F.op(
-        "_mp_adamw_update", weight, grad, mean, var, weight32, _factor(rescale_grad, weight), lr=lr, eta=eta,
+        "_mp_adamw_update", weight, grad, mean, var, weight32, _scale_array(rescale_grad, weight), lr=lr, eta=eta,
         beta1=beta1, beta2=beta2, epsilon=epsilon, wd=wd, clip_gradient=clip_gradient, out=out,
     )  # fmt: skip
 
@@ -60,7 +60,7 @@ def multi_adamw_update(
     wds: Numbers, etas: Numbers, out: object = None, name: str | None = None, size: int = 0, **kwargs: object,
 ) -> Any:  # fmt: skip
     """Apply :func:`adamw_update` to many weights, with a rate, decay and eta for each."""
-    arrays = [*_by_weight(weights, grads, mean, var), _factor(rescale_grad, weights[0])]
+    arrays = [*_interleave(weights, grads, mean, var), _scale_array(rescale_grad, weights[0])]
     return F.op(
         "_multi_adamw_update", *arrays, num_weights=size or len(weights), lrs=lrs, wds=wds, etas=etas, out=out, **kwargs
     )
@@ -72,7 +72,7 @@ def multi_mp_adamw_update(
     **kwargs: object,
 ) -> Any:  # fmt: skip
     """Apply :func:`mp_adamw_update` to many weights."""
-    arrays = [*_by_weight(weights, grads, mean, var, weights32), _factor(rescale_grad, weights[0])]
+    arrays = [*_interleave(weights, grads, mean, var, weights32), _scale_array(rescale_grad, weights[0])]
     return F.op(
         "_multi_mp_adamw_update", *arrays, num_weights=size or len(weights), lrs=lrs, wds=wds, etas=etas, out=out,
         **kwargs,
@@ -85,7 +85,7 @@ def multi_lamb_update(
 ) -> Any:  # fmt: skip
     """LAMB (You et al., 2019) for many weights, with an update number, a rate and a decay for each."""
     return F.op(
-        "_multi_lamb_update", *_by_weight(weights, grads, mean, var), num_tensors=num_tensors or len(weights),
+        "_multi_lamb_update", *_interleave(weights, grads, mean, var), num_tensors=num_tensors or len(weights),
         step_count=step_count, learning_rates=lrs, wds=wds, out=out, **kwargs,
     )  # fmt: skip
 
@@ -96,6 +96,6 @@ def multi_mp_lamb_update(
 ) -> Any:  # fmt: skip
     """Apply :func:`multi_lamb_update` to 16-bit weights with float32 copies."""
     return F.op(
-        "_multi_mp_lamb_update", *_by_weight(weights, grads, mean, var, weights32),
+        "_multi_mp_lamb_update", *_interleave(weights, grads, mean, var, weights32),
         num_tensors=num_tensors or len(weights), step_count=step_count, learning_rates=lrs, wds=wds, out=out, **kwargs,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Writes into memory while recording: tape nodes for assignments, copies, and operators with ``out``."""
+"""Tape nodes for writes into existing arrays: assignments, copies, and operators with ``out``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from flowmx.devices import Device
 from flowmx.engine import capture
 from flowmx.ndarray import gradient_rules, views
-from flowmx.ndarray.core import BaseArray, comes_from, invoke, record_written
-from flowmx.ndarray.recording import TapeNode
+from flowmx.ndarray.core import BaseArray, invoke, record_written, set_tape_entry
+from flowmx.ndarray.recording import GradientRules, TapeNode
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Operator, Shape, lookup
 from flowmx.ops.registry.spec import Spec
-from flowmx.ops.registry.tensors import Functions
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 
 Form = tuple[Shape, DType]
 
@@ -51,7 +51,7 @@ def record_copy(source: BaseArray, target: BaseArray) -> None:
     entry = source.tape_entry
     views.refuse_write(target, "copyto", entry is not None)
     if entry is None:
-        comes_from(target, None, capture(3))
+        set_tape_entry(target, None, capture(3))
         return
     here = source.storage.device
     if here is target.storage.device:
@@ -60,7 +60,7 @@ def record_copy(source: BaseArray, target: BaseArray) -> None:
         )
         return
 
-    def gradient(F: object, inputs: object, outputs: object, heads: Any) -> list[Any]:
+    def gradient(F: Functions, inputs: object, outputs: object, heads: Any) -> Gradients:
         head = heads[0].as_in_context(here.context)
         return _gradient_of_assignment(F, inputs, outputs, [head])
 
@@ -74,7 +74,7 @@ def record_constant(target: BaseArray, name: str) -> None:
         AutogradError: the array is a variable.
     """
     views.refuse_write(target, name, False)
-    comes_from(target, None, capture(4))
+    set_tape_entry(target, None, capture(4))
 
 
 def record_assignment(array: BaseArray, value: Any, target: BaseArray) -> None:
@@ -97,12 +97,14 @@ def record_assignment(array: BaseArray, value: Any, target: BaseArray) -> None:
         )
         entry = node
     if target.strided_view == array.strided_view and target.dims == array.dims:
-        comes_from(array, entry, origin)
+        set_tape_entry(array, entry, origin)
     elif entry is not None or array.history is not None:
         views.share(array).write(target, entry, origin)
 
 
-def record_choice(array: BaseArray, value: object, template: str, indexes: Sequence[BaseArray], shape: Shape) -> None:
+def record_selection(
+    array: BaseArray, value: object, template: str, indexes: Sequence[BaseArray], shape: Shape
+) -> None:
     """Record an assignment to the elements that index arrays select.
 
     Args:
@@ -117,7 +119,7 @@ def record_choice(array: BaseArray, value: object, template: str, indexes: Seque
     """
     values = [value] if isinstance(value, BaseArray) else []
     views.refuse_write(array, "assignment", any(each.tape_entry is not None for each in values))
-    choice = _choice(template, array.dims, shape, len(indexes), len(values))
+    choice = _selection_assignment(template, array.dims, shape, len(indexes), len(values))
     form = (array.element_type, *[(other.dims, other.element_type) for other in (*values, *indexes)])
     record_written(
         "assignment", choice.gradient, [array, *values, *indexes], [array], [array], 1, capture(4),
@@ -125,15 +127,15 @@ def record_choice(array: BaseArray, value: object, template: str, indexes: Seque
     )  # fmt: skip
 
 
-class _Choice:
+class _SelectionAssignment:
     """An assignment by index arrays; its inputs are the array, the value if it is an array, and the index arrays."""
 
     def __init__(self, template: str, whole: Shape, shape: Shape, indexes: int, values: int) -> None:
         self._key = {"num_args": 1 + indexes, "key": template, "whole": whole, "shape": shape}
         self._values = values
-        self.rules: dict[Any, dict[Any, Any]] = {}
+        self.rules: dict[object, GradientRules] = {}
 
-    def gradient(self, F: Functions, inputs: Any, outputs: object, heads: Any) -> list[Any]:
+    def gradient(self, F: Functions, inputs: Any, outputs: object, heads: Tensors) -> Gradients:
         """Compute the gradients; see :meth:`flowmx.ops.registry.operators.Operator.gradient`."""
         first = 1 + self._values
         indexes = [inputs[at] for at in range(first, len(inputs))]
@@ -141,36 +143,38 @@ class _Choice:
         if self._values:
             is_needed = inputs.needs_gradient(1)
             gradients.append(
-                _like(F, F.op("_chosen_last", heads[0], *indexes, **self._key), inputs, 1) if is_needed else None
+                _sum_to_input(F, F.op("_chosen_last", heads[0], *indexes, **self._key), inputs, 1)
+                if is_needed
+                else None
             )
         return [*gradients, *([None] * len(indexes))]
 
 
-_choice = lru_cache(1024)(_Choice)
+_selection_assignment = lru_cache(1024)(_SelectionAssignment)
 
 
-def _gradient_of_assignment(F: Any, inputs: Any, outputs: object, heads: Any) -> list[Any]:
-    return [_like(F, heads[0], inputs, 0)]
+def _gradient_of_assignment(F: Functions, inputs: object, outputs: object, heads: Tensors) -> Gradients:
+    return [_sum_to_input(F, heads[0], inputs, 0)]
 
 
-def _like(F: Functions, gradient: Any, inputs: Any, position: int) -> Any:
-    """Return the gradient of a value that was broadcast and cast."""
+def _sum_to_input(F: Functions, gradient: Any, inputs: Any, position: int) -> Any:
+    """Sum and cast a gradient to the shape and dtype of an input that was broadcast and cast."""
     value = inputs.unchecked(position)
     whole = value.dims
     while len(value.dims) > len(gradient.dims):  # leading axes of length 1, which assignments drop
-        value = views.reshaped(value, value.dims[1:])
+        value = views.reshape_view(value, value.dims[1:])
     if value.dims != gradient.dims:
         gradient = F.op("_sum_like", gradient, value)
     if value.element_type != gradient.element_type:
         gradient = F.op("_cast_like", gradient, value)
-    return gradient if gradient.dims == whole else views.reshaped(gradient, whole)
+    return gradient if gradient.dims == whole else views.reshape_view(gradient, whole)
 
 
 @lru_cache(4096)
-def _rules(one: Form, other: Form) -> dict[Any, Any]:
-    """Return the cache of learned gradients of assignments, for shapes and dtypes."""
+def _rules(one: Form, other: Form) -> GradientRules:
+    """Return the cache of gradient rules of assignments, for shapes and dtypes."""
     return {}
 
 
-def _rules_of(value: BaseArray, target: BaseArray) -> dict[Any, Any]:
+def _rules_of(value: BaseArray, target: BaseArray) -> GradientRules:
     return _rules((value.dims, value.element_type), (target.dims, target.element_type))

@@ -7,9 +7,9 @@ backward pass is in ``backward.py``.
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from flowmx import process_hooks
 from flowmx.engine import Origin, Variable, describe
@@ -17,7 +17,9 @@ from flowmx.errors import AutogradError
 from flowmx.scopes import Entries, Frame
 
 if TYPE_CHECKING:
+    from flowmx.devices import Device
     from flowmx.ndarray.core import BaseArray, Storage
+    from flowmx.ndarray.gradient_rules import Rule
     from flowmx.ops.registry.operators import Operator
     from flowmx.ops.registry.spec import Spec
 
@@ -44,10 +46,18 @@ differentiated: ContextVar[TapeNode | None] = ContextVar("flowmx_differentiated"
 """The node whose gradient a backward pass is computing; set only if operations are watched."""
 
 
+Gradient: TypeAlias = Callable[..., Any]
+"""A gradient function, called as :meth:`flowmx.ops.registry.operators.Operator.gradient`."""
+GradientRules: TypeAlias = "dict[object, Rule | None]"
+"""A cache of gradient rules, by device, needed gradients and present head gradients; None: the gradient has no rule."""
+
+
 class Notes:
     """Receiver of calls on placeholder arrays; see ``gradient_rules.py``."""
 
-    def note(self, op: Operator, inputs: Sequence[BaseArray], spec: Spec, device: Any, out: Any) -> list[BaseArray]:
+    def note(
+        self, op: Operator, inputs: Sequence[BaseArray], spec: Spec, device: Device | None, out: object
+    ) -> list[BaseArray]:
         """Record the call of an operator; return placeholders for its outputs."""
         raise NotImplementedError
 
@@ -122,7 +132,7 @@ class Scope(Entries[State]):
             restore_collections()
 
 
-class Within:
+class FastScope:
     """A faster :class:`Scope` for ``with`` blocks without ``yield`` or ``await``."""
 
     __slots__ = ("_state", "_token")
@@ -139,7 +149,7 @@ class Within:
 
 
 class Leaf:
-    """A marked variable with its gradient buffer; it is also its :data:`TapeEntry`."""
+    """A variable with its gradient buffer; it is also a :data:`TapeEntry`."""
 
     __slots__ = ("__weakref__", "grad", "request")
     index = 0
@@ -150,11 +160,11 @@ class Leaf:
 
     @property
     def node(self) -> Leaf:
-        """Itself."""
+        """This leaf: the attribute that all tape entries have."""
         return self
 
 
-class Further(NamedTuple):
+class LaterOutput(NamedTuple):
     """An output of a tape node, except the first, which the node itself represents."""
 
     node: TapeNode
@@ -211,7 +221,7 @@ class TapeNode:
         outputs: Sequence[BaseArray],
         visible: int,
         origin: Origin | None,
-        rules: dict[Any, Any] | None = None,
+        rules: GradientRules | None = None,
     ) -> None:
         self.name = name
         self.gradient = gradient
@@ -236,7 +246,7 @@ class TapeNode:
     @classmethod
     def of_result(
         cls, name: str, gradient: Any, entries: tuple[TapeEntry | None, ...], saved_state: tuple[Any, ...],
-        origin: Origin | None, rules: dict[Any, Any],
+        origin: Origin | None, rules: GradientRules,
     ) -> TapeNode:  # fmt: skip
         """Return the node of a call with one output, faster than the constructor; for the arguments see the class."""
         node: TapeNode = _new(cls)
@@ -253,16 +263,16 @@ class TapeNode:
 
     @property
     def node(self) -> TapeNode:
-        """Itself."""
+        """This node: the attribute that all tape entries have."""
         return self
 
     def output(self, index: int) -> TapeEntry:
         """Return the entry of an output."""
-        return Further(self, index) if index else self
+        return LaterOutput(self, index) if index else self
 
     @property
     def arrays(self) -> list[BaseArray] | None:
-        """The inputs, then the outputs (without history), always the same objects; None once freed."""
+        """The inputs, then the outputs, without history; the same list at each call. None once freed."""
         if self.saved_state is None or self._arrays is not None:
             return self._arrays
         self._arrays = [_handle(array) for array in self.saved_state[: len(self.saved_state) // 2]]
@@ -315,9 +325,9 @@ class TapeNode:
         )
 
 
-TapeEntry = TapeNode | Leaf | Further
+TapeEntry = TapeNode | Leaf | LaterOutput
 """One output of a tape node, or a variable."""
-ENTRIES = frozenset({TapeNode, Leaf, Further})
+ENTRIES = frozenset({TapeNode, Leaf, LaterOutput})
 """The types of a :data:`TapeEntry`."""
 
 

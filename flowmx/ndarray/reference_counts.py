@@ -1,4 +1,4 @@
-"""Reference counts of an array's memory.
+"""The reference counts of memory that nothing else refers to, so that it may be reused.
 
 :func:`sys.getrefcount` also counts the references of the calling frames, which differ between versions of CPython. The
 count for memory without other references is therefore measured once, by code of the same form.
@@ -25,7 +25,7 @@ def _count_taken(holder: _Holder) -> int:
     return sys.getrefcount(array)
 
 
-HELD = _count_held(_Holder())
+REFERENCES_OF_ATTRIBUTE = _count_held(_Holder())
 """``sys.getrefcount(holder.array)`` without other references."""
-TAKEN = _count_taken(_Holder())
+REFERENCES_OF_LOCAL = _count_taken(_Holder())
 """``sys.getrefcount(array)`` after ``array, holder.array = holder.array, None``, without other references."""

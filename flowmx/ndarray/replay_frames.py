@@ -1,4 +1,4 @@
-"""Frames: memory in which a replayed backward pass makes few native calls.
+"""Frames: memory in which a replayed backward pass makes only a few native calls.
 
 A :class:`Frame` holds all intermediate results of a pass in one block of memory, so that their addresses are the same
 in each pass. The native calls of consecutive steps are recorded in one pass, and made at once in later ones
@@ -27,7 +27,7 @@ from flowmx.ops.kernels.small_arrays import native_form
 from flowmx.ops.registry.operators import Array, Run
 
 _MAX_BYTES = 1 << 23
-"""The largest frame. Passes with more intermediate results gain little, and should not keep their memory."""
+"""The size of the largest frame in bytes. Passes with more intermediate results gain little from a frame."""
 _MAX_TOTAL = 1 << 26
 """The maximum number of bytes of all free frames; beyond it, the least recently used ones are dropped."""
 _LINE = 64
@@ -95,7 +95,7 @@ class FramedProgram:
         for at, step in steps:
             assert step.forward is not None
             self.current = at
-            step.forward(run, step.take(slots), [slots[slot] for slot, _, _ in step.makes])
+            step.forward(run, step.take(slots), [slots[slot] for slot, _, _ in step.outputs])
 
     def _run_natively(self, steps: Sequence[tuple[int, Step]], native: NativeRun) -> bool:
         try:
@@ -139,7 +139,7 @@ class FramedProgram:
     def _record_step(self, run: Run, step: Step) -> Sequence[NativeCall]:
         """Compute a step; return its native calls if these are all that it does, else nothing."""
         slots = self._slots
-        inputs, outputs = step.take(slots), [slots[slot] for slot, _, _ in step.makes]
+        inputs, outputs = step.take(slots), [slots[slot] for slot, _, _ in step.outputs]
         assert step.forward is not None
         if not all(array.flags.c_contiguous for array in (*inputs, *outputs)):
             step.forward(run, inputs, outputs)
@@ -170,14 +170,14 @@ class FramedProgram:
     def _recording(self, step: Step) -> Recording:
         """Return an empty recording of the step."""
         recording = Recording((), pointer, self._frame.owns)
-        recording.use_items(self._slots, dict.fromkeys((*step.reads, *[slot for slot, _, _ in step.makes])))
+        recording.use_items(self._slots, dict.fromkeys((*step.reads, *[slot for slot, _, _ in step.outputs])))
         return recording
 
     def _flops(self, row: tuple[int, Step]) -> int:
         """Return the number of floating-point operations of a step."""
         step, slots = row[1], self._slots
         assert step.op is not None
-        return step.op.cost([slots[slot].shape for slot in step.reads], [shape for _, shape, _ in step.makes])[0]
+        return step.op.cost([slots[slot].shape for slot in step.reads], [shape for _, shape, _ in step.outputs])[0]
 
 
 class Frame:

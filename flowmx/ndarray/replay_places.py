@@ -1,7 +1,7 @@
-"""Places of the slots of a replay in a frame: offsets in its block, views, constants, and new arrays of each pass.
+"""The layout of a replay's slots in a frame: offsets in the frame's block, views, constants, and new arrays.
 
-Values that never live at the same time share memory. A total that becomes the content of a gradient buffer has a new
-array in each pass.
+Values that are never needed at the same time share memory. A total that becomes the content of a gradient buffer gets a
+new array in each pass.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class _Slots:
             return
         for slot in step.reads:
             self._last[slot] = max(self._last[slot], position)
-        for slot, shape, dtype in step.makes:
+        for slot, shape, dtype in step.outputs:
             self._forms[slot] = shape, dtype
             self._makers[slot] = step
             self._first[slot] = self._last[slot] = position
@@ -145,10 +145,12 @@ class _Slots:
         start = 0
         for program, end in zip(self._programs, self._ends, strict=True):
             steps = [(at, step) for at, step in enumerate(program.steps) if isinstance(step, Step)]
-            outputs = [slot for _, step in steps for slot, _, _ in step.makes]
+            outputs = [slot for _, step in steps for slot, _, _ in step.outputs]
             shown = [slot for slot in outputs if slot in self._roots and slot in own]
             yield FramedSteps(
-                tuple([each for each in steps if each[1].forward is not None and each[1].makes[0][0] not in constants]),
+                tuple(
+                    [each for each in steps if each[1].forward is not None and each[1].outputs[0][0] not in constants]
+                ),
                 tuple([(slot, *self._forms[slot]) for slot in outputs if slot in new]),
                 tuple([(slot, self._roots[slot], self._forms[slot][0]) for slot in shown]),
                 tuple([step for step in program.steps if isinstance(step, Total)]),

@@ -16,7 +16,7 @@ from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import Operation
 from flowmx.ndarray import backward_bulks as bulks
 from flowmx.ndarray.core import BaseArray, Storage
-from flowmx.ndarray.reference_counts import HELD, TAKEN
+from flowmx.ndarray.reference_counts import REFERENCES_OF_ATTRIBUTE, REFERENCES_OF_LOCAL
 from flowmx.ops.registry.operators import Operator, Run
 
 if TYPE_CHECKING:
@@ -29,16 +29,16 @@ class Step(NamedTuple):
     Attributes:
         forward: the computation; None for a reshape.
         reads: the input slots.
-        makes: the output slots, with their shapes and dtypes.
+        outputs: the output slots, with their shapes and dtypes.
         drops: the slots that no later computation reads.
         name: the operator's name.
-        take: returns the contents of ``reads``, from the list of all slots.
+        take: takes the list of all slots; returns the contents of ``reads``.
         op: the operator; None for a reshape.
     """
 
     forward: Callable[..., Any] | None
     reads: tuple[int, ...]
-    makes: tuple[tuple[int, Any, Any], ...]
+    outputs: tuple[tuple[int, Any, Any], ...]
     drops: tuple[int, ...]
     name: str
     take: Callable[[list[Any]], Sequence[Any]]
@@ -148,10 +148,10 @@ def compute(
                 failures[slot] = failure
         if failures or op.writes[0].failure is not None:
             state.frame = None
-            _compute_carefully(run, program.steps, slots, failures, grads, op)
+            _compute_after_failure(run, program.steps, slots, failures, grads, op)
             return
     if state.frame is None:
-        _compute_plainly(run, program, slots, failures, grads, op)
+        _compute_steps(run, program, slots, failures, grads, op)
     elif _compute_in_frame(run, state.frame.runs[number], state, program, grads, op):
         state.end(number)
 
@@ -169,7 +169,7 @@ def _compute_in_frame(
         state.frame = None
         _fail(failure_of(error, bulks.named(op, getattr(step, "name", op.name))), step, failures, grads, op)
         totals = [each for each in program.steps[:at] if isinstance(each, Total)]
-        _compute_carefully(run, [*totals, *program.steps[at + 1 :]], slots, failures, grads, op)
+        _compute_after_failure(run, [*totals, *program.steps[at + 1 :]], slots, failures, grads, op)
         return False
     for at, total in enumerate(framed.totals):
         try:
@@ -177,14 +177,14 @@ def _compute_in_frame(
         except Exception as error:  # the memory of a buffer may be exhausted
             state.frame = None
             _fail(failure_of(error, bulks.named(op, op.name)), total, failures, grads, op)
-            _compute_carefully(run, framed.totals[at + 1 :], slots, failures, grads, op)
+            _compute_after_failure(run, framed.totals[at + 1 :], slots, failures, grads, op)
             return False
         grads[total.leaf].storage.failure = None
     framed.clear()
     return True
 
 
-def _compute_plainly(
+def _compute_steps(
     run: Run, program: Program, slots: list[Any], failures: dict[int, Failure], grads: Sequence[BaseArray],
     op: Operation,
 ) -> None:  # fmt: skip
@@ -196,27 +196,27 @@ def _compute_plainly(
                 _store(run, step, slots, grads[step.leaf])
                 grads[step.leaf].storage.failure = None
                 continue
-            forward, reads, makes, drops, _, take, _ = step  # type: ignore[misc]
+            forward, reads, outputs, drops, _, take, _ = step  # type: ignore[misc]
             if forward is None:
-                slots[makes[0][0]] = slots[reads[0]].reshape(makes[0][1])
-            elif len(makes) == 1:
-                slot, shape, dtype = makes[0]
+                slots[outputs[0][0]] = slots[reads[0]].reshape(outputs[0][1])
+            elif len(outputs) == 1:
+                slot, shape, dtype = outputs[0]
                 slots[slot] = array = new(shape, dtype)
                 forward(run, take(slots), [array])
                 del array
             else:
-                for slot, shape, dtype in makes:
+                for slot, shape, dtype in outputs:
                     slots[slot] = new(shape, dtype)
-                forward(run, take(slots), [slots[slot] for slot, _, _ in makes])
+                forward(run, take(slots), [slots[slot] for slot, _, _ in outputs])
             for slot in drops:
                 slots[slot] = None
         except Exception as error:  # operators may raise anything
             _fail(failure_of(error, bulks.named(op, getattr(step, "name", op.name))), step, failures, grads, op)
-            _compute_carefully(run, program.steps[at + 1 :], slots, failures, grads, op)
+            _compute_after_failure(run, program.steps[at + 1 :], slots, failures, grads, op)
             return
 
 
-def _compute_carefully(
+def _compute_after_failure(
     run: Run, steps: Sequence[Step | Total], slots: list[Any], failures: dict[int, Failure], grads: Sequence[BaseArray],
     op: Operation,
 ) -> None:  # fmt: skip
@@ -232,11 +232,11 @@ def _compute_carefully(
                     _store(run, step, slots, grads[step.leaf])
                     grads[step.leaf].storage.failure = None
                 elif step.forward is None:
-                    slots[step.makes[0][0]] = slots[reads[0]].reshape(step.makes[0][1])
+                    slots[step.outputs[0][0]] = slots[reads[0]].reshape(step.outputs[0][1])
                 else:
-                    for slot, shape, dtype in step.makes:
+                    for slot, shape, dtype in step.outputs:
                         slots[slot] = new(shape, dtype)
-                    step.forward(run, [slots[slot] for slot in reads], [slots[slot] for slot, _, _ in step.makes])
+                    step.forward(run, [slots[slot] for slot in reads], [slots[slot] for slot, _, _ in step.outputs])
             except Exception as error:  # operators may raise anything
                 failure = failure_of(error, bulks.named(op, getattr(step, "name", op.name)))
         if failure is not None:
@@ -250,7 +250,7 @@ def _fail(
     if isinstance(step, Total):
         engine.poison(failure, (grads[step.leaf].storage,), op)
         return
-    for slot, _, _ in step.makes:
+    for slot, _, _ in step.outputs:
         failures[slot] = failure
     engine.poison(failure, (), op)
 
@@ -263,8 +263,8 @@ def _store(run: Run, total: Total, slots: list[Any], grad: BaseArray) -> None:
         total.forward(run, [buffer, array], [buffer])
         return
     slots[total.slot] = None
-    if total.owned and sys.getrefcount(array) <= TAKEN and (
-        storage.array is None or sys.getrefcount(storage.array) <= HELD
+    if total.owned and sys.getrefcount(array) <= REFERENCES_OF_LOCAL and (
+        storage.array is None or sys.getrefcount(storage.array) <= REFERENCES_OF_ATTRIBUTE
     ):  # fmt: skip
         storage.array = array
         return

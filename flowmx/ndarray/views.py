@@ -20,9 +20,9 @@ from typing import Any, cast
 from flowmx.engine import Origin, describe
 from flowmx.errors import AutogradError
 from flowmx.ndarray.core import B, BaseArray, invoke
-from flowmx.ndarray.recording import Leaf, TapeEntry, TapeNode, state
+from flowmx.ndarray.recording import GradientRules, Leaf, TapeEntry, TapeNode, state
 from flowmx.ops.registry.operators import Shape, lookup
-from flowmx.ops.registry.tensors import Functions
+from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 
 
 def contiguous_strides(shape: Shape, itemsize: int) -> tuple[int, ...]:
@@ -36,7 +36,7 @@ def contiguous_strides(shape: Shape, itemsize: int) -> tuple[int, ...]:
 
 def make_view(array: B, offset: int, shape: Shape, strides: tuple[int, ...]) -> B:
     """Create another handle on an array's memory, with the array's history."""
-    view = placed(array, offset, shape, strides)
+    view = view_of(array, offset, shape, strides)
     history = _history_of_views(array)
     if history.entry is None or state.get().recording:
         view.history = history
@@ -50,7 +50,7 @@ def _history_of_views(array: BaseArray) -> History:
     history = array.history
     if isinstance(history, Leaf):
         # The variable remains a leaf of the tape; its views read from it.
-        return History(_of_whole(array, history), of_variable=True)
+        return History(_embedded_entry(array, history), of_variable=True)
     return share(array)
 
 
@@ -60,7 +60,7 @@ def variable_of(array: BaseArray) -> Leaf | None:
     return history if isinstance(history, Leaf) else None
 
 
-def reshaped(array: BaseArray, shape: Shape) -> BaseArray:
+def reshape_view(array: BaseArray, shape: Shape) -> BaseArray:
     """Reshape an array, sharing memory if the layout allows it."""
     if not is_contiguous(array):
         copy: BaseArray = invoke(lookup("Reshape").create(shape=shape), [array], depth=4)
@@ -69,7 +69,7 @@ def reshaped(array: BaseArray, shape: Shape) -> BaseArray:
     return make_view(array, offset, shape, contiguous_strides(shape, array.element_type.itemsize))
 
 
-def placed(array: B, offset: int, shape: Shape, strides: tuple[int, ...]) -> B:
+def view_of(array: B, offset: int, shape: Shape, strides: tuple[int, ...]) -> B:
     """Create another handle on an array's memory, without history."""
     handle = array.without_history()
     handle.dims = shape
@@ -98,7 +98,7 @@ def share(array: BaseArray) -> History:
     """Return an array's history, creating it if the array does not share memory yet."""
     history = array.history
     if not isinstance(history, History):
-        array.history = history = History(None if history is None else _of_whole(array, history))
+        array.history = history = History(None if history is None else _embedded_entry(array, history))
     return history
 
 
@@ -162,7 +162,7 @@ class History:
 
     Attributes:
         entry: the tape entry of the whole storage, in the storage's shape; None if nothing was recorded.
-        is_detached: whether the user called ``detach()``, so that writes through other handles do not matter.
+        is_detached: whether the user called ``detach()``, so that writes through other handles lose no gradient.
         of_variable: whether the handles are views of a variable.
         overwritten: the line where another history wrote recorded values, or overwrote them.
     """
@@ -174,7 +174,7 @@ class History:
         self.is_detached = False
         self.of_variable = of_variable
         self.overwritten: Origin | None = None
-        self._parts: dict[Any, TapeEntry] = {}
+        self._parts: dict[object, TapeEntry] = {}
         """The entries of parts that have been read."""
 
     def share_memory_of(self, array: BaseArray) -> History:
@@ -219,7 +219,7 @@ class History:
         self._parts.clear()
         part = None if array.strided_view is None else _part_of(array)
         if part is None or part.covers:
-            self.entry, self.overwritten = None if entry is None else _of_whole(array, entry), None
+            self.entry, self.overwritten = None if entry is None else _embedded_entry(array, entry), None
         elif entry is not None or old_entry is not None:
             whole = _whole(array)
             node = TapeNode(
@@ -241,7 +241,7 @@ def _whole(array: BaseArray) -> BaseArray:
     return handle
 
 
-def _of_whole(array: BaseArray, entry: TapeEntry) -> TapeEntry:
+def _embedded_entry(array: BaseArray, entry: TapeEntry) -> TapeEntry:
     """Return the tape entry of a storage in which only a handle's part comes from an entry."""
     if array.strided_view is None:
         return entry
@@ -276,30 +276,30 @@ class Part:
         self._place = {"whole": whole, "shape": shape, "offset": offset, "strides": strides}
         self.covers = math.prod(shape) == math.prod(whole)
         self._is_reshape = self.covers and offset == 0 and strides == contiguous_strides(shape, 1)
-        self._rules: dict[Any, dict[Any, Any]] = {}
+        self._rules: dict[object, GradientRules] = {}
 
-    def rules(self, use: str, array: BaseArray) -> dict[Any, Any]:
+    def rules(self, use: str, array: BaseArray) -> GradientRules:
         """Return the cache of gradient rules for a use and dtype."""
         return self._rules.setdefault((use, array.element_type), {})
 
-    def _take(self, F: Functions, whole: Any) -> Any:
-        return reshaped(whole, self.dims) if self._is_reshape else F.op("_part", whole, **self._place)
+    def _read_part(self, F: Functions, whole: Any) -> Any:
+        return reshape_view(whole, self.dims) if self._is_reshape else F.op("_part", whole, **self._place)
 
-    def _put(self, F: Functions, part: Any) -> Any:
-        return reshaped(part, self._whole) if self._is_reshape else F.op("_embedded_part", part, **self._place)
+    def _embed_part(self, F: Functions, part: Any) -> Any:
+        return reshape_view(part, self._whole) if self._is_reshape else F.op("_embedded_part", part, **self._place)
 
-    def gradient_of_read(self, F: Functions, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+    def gradient_of_read(self, F: Functions, inputs: object, outputs: object, heads: Tensors) -> Gradients:
         """Compute the gradient of (whole) -> part; see :meth:`flowmx.ops.registry.operators.Operator.gradient`."""
-        return [self._put(F, heads[0])]
+        return [self._embed_part(F, heads[0])]
 
-    def gradient_of_embedding(self, F: Functions, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+    def gradient_of_embedding(self, F: Functions, inputs: object, outputs: object, heads: Tensors) -> Gradients:
         """Compute the gradient of (part) -> whole, padded with zeros."""
-        return [self._take(F, heads[0])]
+        return [self._read_part(F, heads[0])]
 
-    def gradient_of_write(self, F: Functions, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+    def gradient_of_write(self, F: Functions, inputs: Any, outputs: object, heads: Tensors) -> Gradients:
         """Compute the gradient of (whole, part) -> whole."""
         of_whole = F.op("_without_part", heads[0], **self._place) if inputs.needs_gradient(0) else None
-        return [of_whole, self._take(F, heads[0]) if inputs.needs_gradient(1) else None]
+        return [of_whole, self._read_part(F, heads[0]) if inputs.needs_gradient(1) else None]
 
 
 _part = lru_cache(4096)(Part)

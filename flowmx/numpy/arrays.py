@@ -494,7 +494,7 @@ def _as_class(array: BaseArray, cls: type[B]) -> B:
         else views.contiguous_strides(array.dims, array.element_type.itemsize)
     )
     if leaf is not None or array.history is None:
-        handle = views.placed(array, offset, array.dims, strides)
+        handle = views.view_of(array, offset, array.dims, strides)
         handle.history = array.history
     else:
         handle = views.make_view(array, offset, array.dims, strides)

@@ -152,7 +152,7 @@ def to_context(function: str, array: BaseArray, context: devices.Context) -> Bas
     Raises:
         DeviceError: one of the two devices is not a CPU.
     """
-    moved: BaseArray = late("ndarray.mixed_devices").bring(function, "an argument", array, context)
+    moved: BaseArray = late("ndarray.mixed_devices").copy_to_device_of_call(function, "an argument", array, context)
     return moved
 
 

@@ -34,7 +34,7 @@ def reshape(a: Any, /, shape: Any = None, order: str = "C", *, newshape: Any = N
         a = a._call("_copy")
     elif copy is False and not views.is_contiguous(a):
         raise ValueError("reshape: this array is not contiguous, so it must be copied")
-    return conversion.to_np(views.reshaped(a, lengths))
+    return conversion.to_np(views.reshape_view(a, lengths))
 
 
 @lru_cache(4096)

@@ -12,7 +12,7 @@ from flowmx.ndarray import NDArray
 from flowmx.ndarray.backward_bulks import MAX_WEIGHT
 from flowmx.ndarray.computations import forward_of, run_on
 from flowmx.ndarray.core import BaseArray, invoke, push_on, refuse_in_place
-from flowmx.ndarray.mixed_devices import bring
+from flowmx.ndarray.mixed_devices import copy_to_device_of_call
 from flowmx.ndarray.recording import state as recording
 from flowmx.ops.optimizers.updates import Update as RuleOperator
 from flowmx.ops.optimizers.updates import WeightUpdate, has_batched_update, update, update_many
@@ -218,7 +218,7 @@ def _check(update: Update, device: Any) -> tuple[list[NDArray], int]:
     op, weight, grad, states, master = update
     shared = (weight, *states) if master is None else (weight, *states, master)
     if grad.storage.device is not device:
-        grad = cast("NDArray", bring(op.name, "grad", grad, weight.context))
+        grad = cast("NDArray", copy_to_device_of_call(op.name, "grad", grad, weight.context))
     for array in shared:
         if array.storage.device is not device:
             raise DeviceError(

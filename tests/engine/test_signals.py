@@ -81,7 +81,7 @@ def test_sigterm_finishes_the_batch_and_writes_a_checkpoint_to_resume_from(code,
     assert second.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
 
 
-HELD = """
+REFERENCES_OF_ATTRIBUTE = """
 import os, signal, sys, threading
 from flowmx import program
 program.install_sigterm_handler()
@@ -109,7 +109,7 @@ with program.defer_shutdown():
 )
 def test_a_program_ends_within_its_time_limit_after_sigterm(then, timeout, status):
     begun = time.monotonic()
-    process = ran(HELD.format(then), timeout=timeout)
+    process = ran(REFERENCES_OF_ATTRIBUTE.format(then), timeout=timeout)
     assert process.returncode == status, process.stderr
     assert process.stdout == "continues\n"
     assert time.monotonic() - begun < 15

@@ -271,7 +271,7 @@ def test_an_error_of_a_step_reaches_only_dependent_gradients(forms):
     slot = next(each.slot for each in program.steps if isinstance(each, backward_replay.Total) and each.leaf == leaf)
     steps = tuple(
         each._replace(forward=failing(ValueError("no")))
-        if isinstance(each, backward_replay.Step) and slot in [output[0] for output in each.makes]
+        if isinstance(each, backward_replay.Step) and slot in [output[0] for output in each.outputs]
         else each
         for each in program.steps
     )

@@ -6,7 +6,7 @@ import pytest
 import flowmx as mx
 from flowmx import autograd
 from flowmx.errors import AutogradError
-from flowmx.ndarray.backward import Walk
+from flowmx.ndarray.backward import BackwardPass
 from flowmx.ndarray.gradient_rules import learn, rule_for
 from flowmx.ops.nn.activation import BackwardActivation
 from flowmx.ops.registry.operators import lookup
@@ -30,7 +30,7 @@ def network(x, w, b):
 
 def gradients(by_rule, monkeypatch):
     if not by_rule:
-        monkeypatch.setattr(Walk, "_by_rule", lambda self, node, grads: None)
+        monkeypatch.setattr(BackwardPass, "_apply_rule", lambda self, node, grads: None)
     x, w, b = marked(3, 6), marked(5, 6, seed=1), marked(5, seed=2)
     for _ in range(2):
         network(x, w, b).backward()

@@ -259,7 +259,7 @@ def test_an_error_of_a_step_reaches_only_dependent_gradients(forms):
     for name in {each.name for each in program.steps if isinstance(each, Step) and each.forward}:
         steps = tuple(
             each._replace(forward=failing(ValueError("no")))
-            if isinstance(each, Step) and each.name == name and each.makes[0][1] == (3,)
+            if isinstance(each, Step) and each.name == name and each.outputs[0][1] == (3,)
             else each
             for each in program.steps
         )

@@ -18,7 +18,7 @@ from flowmx.ndarray import (
     recording,
     views,
 )
-from flowmx.ndarray.backward import Walk
+from flowmx.ndarray.backward import BackwardPass
 from flowmx.ndarray.backward_bulks import Bulk
 from flowmx.ndarray.recording import Leaf
 from flowmx.ops.arrays.shape_arithmetic import key_from_template
@@ -88,7 +88,7 @@ def forgets_base(patch):
 
 
 def forgets_views(patch):
-    patch.setattr(indexing, "make_view", views.placed)
+    patch.setattr(indexing, "make_view", views.view_of)
 
 
 def keeps_gradients_of_overwritten_values(patch):
@@ -107,7 +107,7 @@ def gives_all_duplicates_a_gradient(patch):
 
 def has_no_second_derivative_of_relu(patch):
     records_no_operator_without_gradient(patch)
-    patch.setattr(Walk, "_depend_on_variables", lambda self, gradient: gradient)
+    patch.setattr(BackwardPass, "_depend_on_variables", lambda self, gradient: gradient)
 
 
 def records_no_operator_without_gradient(patch):
@@ -124,11 +124,11 @@ def records_no_operator_without_gradient(patch):
 
 
 def leaves_buffers_unwritten(patch):
-    def store(self, real=Walk.store):
+    def store(self, real=BackwardPass.store):
         self.leaves = {}
         real(self)
 
-    patch.setattr(Walk, "store", store)
+    patch.setattr(BackwardPass, "store", store)
 
 
 def returns_the_first_row(patch):
@@ -140,18 +140,18 @@ def returns_the_first_row(patch):
 
 
 def stores_what_it_returns(patch):
-    def gradients(self, leaves, variables, real=Walk.gradients):
+    def gradients(self, leaves, variables, real=BackwardPass.gradients):
         self.store()
         return real(self, leaves, variables)
 
-    patch.setattr(Walk, "gradients", gradients)
+    patch.setattr(BackwardPass, "gradients", gradients)
 
 
 def walks_with(patch, **changed):
-    def init(self, retain, create_graph, train_mode, stores, real=Walk.__init__):
+    def init(self, retain, create_graph, train_mode, stores, real=BackwardPass.__init__):
         real(self, changed.get("retain", retain), create_graph, train_mode, changed.get("stores", stores))
 
-    patch.setattr(Walk, "__init__", init)
+    patch.setattr(BackwardPass, "__init__", init)
 
 
 def adds_nothing_to_buffers(patch):
@@ -164,7 +164,7 @@ def adds_nothing_to_buffers(patch):
 
 def views_from_outside_are_recorded(patch):
     def make_view(array, offset, shape, strides):
-        view = views.placed(array, offset, shape, strides)
+        view = views.view_of(array, offset, shape, strides)
         view.history = views._history_of_views(array)
         return view
 
@@ -181,11 +181,11 @@ def detaches_nothing(patch):
 
 
 def replays(patch, change):
-    def learn(self, real=backward_replay.Lesson.replay):
+    def learn(self, real=backward_replay.ReplayRecorder.replay):
         learned = real(self)
         return None if learned is None else change(learned)
 
-    patch.setattr(backward_replay.Lesson, "replay", learn)
+    patch.setattr(backward_replay.ReplayRecorder, "replay", learn)
 
 
 def without_sums(learned):
@@ -209,7 +209,7 @@ WRONG = {
     "an assignment to a whole array is not recorded": lambda patch: forgets_assignments(patch, True),
     "an assignment to a part is not recorded": lambda patch: forgets_assignments(patch, False),
     "an assignment by index arrays is not recorded": lambda patch: patch.setattr(
-        recorded_writes, "record_choice", nothing
+        recorded_writes, "record_selection", nothing
     ),
     "a copy on one device drops the history": lambda patch: forgets_copies(patch, True),
     "a copy to another device drops the history": lambda patch: forgets_copies(patch, False),
@@ -228,9 +228,11 @@ WRONG = {
     "gradients are not added up": adds_nothing_to_buffers,
     "create_graph returns the first row": returns_the_first_row,
     "grad() writes into buffers": stores_what_it_returns,
-    "grad() returns an array that others hold": lambda patch: patch.setattr(Walk, "_is_shared", lambda *_: False),
+    "grad() returns an array that others hold": lambda patch: patch.setattr(
+        BackwardPass, "_is_shared", lambda *_: False
+    ),
     "the tape is freed though retained": lambda patch: walks_with(patch, retain=False),
-    "a freed tape is a constant": lambda patch: patch.setattr(Walk, "_stop_at", nothing),
+    "a freed tape is a constant": lambda patch: patch.setattr(BackwardPass, "_stop_at", nothing),
     "changed arrays are not refused": lambda patch: patch.setattr(recording.TapeNode, "refuse_changed", nothing),
     "arrays that a Function stored may change": lambda patch: patch.setattr(autograd, "_arrays_in", lambda _: ()),
     "inputs updated in place are not copied": lambda patch: patch.setattr(
@@ -257,7 +259,7 @@ def fresh_rules():
 
     def clear():
         views._part.cache_clear()
-        recorded_writes._choice.cache_clear()
+        recorded_writes._selection_assignment.cache_clear()
         recorded_writes._rules.cache_clear()
         backward._dependence_rules.clear()
         for cls in set(registered_operators().values()):

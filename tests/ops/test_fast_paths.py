@@ -153,7 +153,7 @@ def test_a_backward_pass_uses_cached_rules_for_every_node(monkeypatch):
     backward_pass(x, weights)
     learned = counted(monkeypatch, backward, "learn")
     called = counted(monkeypatch, backward, "_gradients")
-    by_rule = counted(monkeypatch, backward.Walk, "_by_rule", lambda walk, node, grads: node.name)
+    by_rule = counted(monkeypatch, backward.BackwardPass, "_apply_rule", lambda walk, node, grads: node.name)
     notes = counted(monkeypatch, gradient_rules._Trace, "note")
     pushed = backward_pass(x, weights)
     assert by_rule.count("FullyConnected") == 6

@@ -10,7 +10,7 @@ from flowmx.errors import ParameterError
 from flowmx.ndarray import binary, functions
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.sparse import calls
-from flowmx.ndarray.sparse.arrays import BaseSparseNDArray, CSRNDArray, RowSparseNDArray, allocated
+from flowmx.ndarray.sparse.arrays import BaseSparseNDArray, CSRNDArray, RowSparseNDArray, allocate_sparse
 from flowmx.ndarray.sparse.creation import array, csr_matrix, empty, row_sparse_array, zeros
 from flowmx.ops.registry.namespaces import SPARSE
 from flowmx.ops.sparse.content import INDEX, Rows, distinct
@@ -82,7 +82,9 @@ def retain(
 
 def distinct_rows(array: NDArray, row_id: Any) -> RowSparseNDArray:
     """Select the rows of a row_sparse array whose numbers ``row_id`` (any shape) contains, each once, in order."""
-    rows = cast("RowSparseNDArray", allocated("row_sparse", array.storage.device, array.shape, array.element_type))
+    rows = cast(
+        "RowSparseNDArray", allocate_sparse("row_sparse", array.storage.device, array.shape, array.element_type)
+    )
     ids = row_id.as_in_context(array.context)
     calls.compute(array.storage.device, "retain", _distinct, (array, ids), rows)
     return rows
@@ -94,7 +96,9 @@ def _distinct(content: Any, row_id: Any) -> Rows:
 
 def with_all_rows(array: NDArray) -> RowSparseNDArray:
     """Create a row_sparse array with all rows of a dense one. It takes over the memory, which nothing else may use."""
-    rows = cast("RowSparseNDArray", allocated("row_sparse", array.storage.device, array.shape, array.element_type))
+    rows = cast(
+        "RowSparseNDArray", allocate_sparse("row_sparse", array.storage.device, array.shape, array.element_type)
+    )
     calls.compute(
         array.storage.device, "cast_storage", lambda x: Rows(x, np.arange(len(x), dtype=INDEX)), (array,), rows
     )

@@ -66,7 +66,7 @@ def _stype(shape: object) -> str:
     return cast("SparseShape", shape).stype
 
 
-def allocated(
+def allocate_sparse(
     stype: str, device: Device, shape: tuple[int, ...], dtype: DType, content: Content | None = None
 ) -> BaseSparseNDArray:
     """Create a sparse array with a content (default: allocated at the first write)."""
@@ -235,7 +235,7 @@ class BaseSparseNDArray(NDArray):
             ShapeError: the shapes differ.
         """
         if isinstance(other, Context):
-            other = allocated(self.stype, on_context(other), self.shape, self.element_type)
+            other = allocate_sparse(self.stype, on_context(other), self.shape, self.element_type)
         elif not isinstance(other, NDArray):
             raise TypeError(f"copyto does not support type {type(other)}")
         elif other is self:
@@ -255,7 +255,7 @@ class BaseSparseNDArray(NDArray):
         target_dtype = as_dtype(dtype)
         if not copy and target_dtype == self.element_type:
             return self
-        return self.copyto(allocated(self.stype, self.storage.device, self.shape, target_dtype))
+        return self.copyto(allocate_sparse(self.stype, self.storage.device, self.shape, target_dtype))
 
     def as_np_ndarray(self) -> NoReturn:
         """Not supported: arrays of ``mx.np`` are dense."""
@@ -458,7 +458,7 @@ def _unpacked(stype: str, shape: tuple[int, ...], content: Any, context: Context
         raise DataError(f"a pickled sparse array has storage type {stype!r} and {len(content)} parts: it is damaged")
     restored = content_class(*content)
     check_lengths(restored, shape)
-    return allocated(
+    return allocate_sparse(
         stype, devices.get(context), shape, as_dtype(restored.data.dtype), validate_content(restored, shape)
     )
 

@@ -1,4 +1,4 @@
-"""Operator calls with sparse storage: by a sparse implementation, or on arrays made dense.
+"""Operator calls with sparse arrays: by a sparse implementation, or on dense copies.
 
 A call is one operation of the engine, like dense calls. The size of a sparse result is known only when it has been
 computed, so its whole content is one engine variable.
@@ -24,7 +24,7 @@ from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.computations import run_on
 from flowmx.ndarray.core import BaseArray, allocate, record, record_written
 from flowmx.ndarray.recording import state
-from flowmx.ndarray.sparse.arrays import BaseSparseNDArray, allocated
+from flowmx.ndarray.sparse.arrays import BaseSparseNDArray, allocate_sparse
 from flowmx.ops.control.custom import UserOperator, detach
 from flowmx.ops.registry.operators import Array, Operator, Run, lookup
 from flowmx.ops.sparse.content import Content, Rows, copy_content
@@ -54,7 +54,7 @@ def invoke(op: Operator, inputs: Sequence[BaseArray], out: Any, device: Device |
     is_sparse = op.traits.sparse or any(each != "default" for each in stypes)
     kernel = find_kernel(Call(op, stypes, tuple([each.dims for each in inputs]), in_place)) if is_sparse else None
     if kernel is None:
-        return _by_dense(op, inputs, targets, out, where, depth)
+        return _call_dense(op, inputs, targets, out, where, depth)
     if kernel.makes_dense and set(stypes) != {"default"}:
         _warn(op, stypes)
     forms = _forms(op, inputs)
@@ -94,7 +94,7 @@ def _compute(
         targets = [*outputs, *[inputs[position] for position in updates]]
     elif updates:
         for position in (*updates, 0):
-            _complete(inputs[position])
+            _expand_rows(inputs[position])
     results = kernel.compute(run, *[each.raw() for each in inputs])
     if isinstance(results, Awaitable):
         return _put_later(targets, results)
@@ -111,7 +111,7 @@ async def _put_later(targets: Sequence[BaseArray], results: Awaitable[list[AnyCo
     _put_all(targets, await results)
 
 
-def _complete(array: BaseArray) -> None:
+def _expand_rows(array: BaseArray) -> None:
     """Expand an array that an update changes, so that all its rows are stored at their numbers."""
     content = array.raw()
     if isinstance(content, Rows):
@@ -139,7 +139,7 @@ def put(target: BaseArray, result: AnyContent) -> None:
 
 
 def _new(stype: str, device: Device, shape: tuple[int, ...], dtype: Any) -> BaseArray:
-    return allocate(device, shape, dtype) if stype == "default" else allocated(stype, device, shape, dtype)
+    return allocate(device, shape, dtype) if stype == "default" else allocate_sparse(stype, device, shape, dtype)
 
 
 def _forms(op: Operator, inputs: Sequence[BaseArray]) -> list[tuple[tuple[int, ...], Any]]:
@@ -153,7 +153,11 @@ def _forms(op: Operator, inputs: Sequence[BaseArray]) -> list[tuple[tuple[int, .
 def _together(op: Operator, inputs: Sequence[BaseArray], targets: Sequence[BaseArray]) -> Sequence[BaseArray]:
     if len({each.storage.device for each in (*inputs, *targets)}) < 2:
         return inputs
-    return late("ndarray.mixed_devices").together(op, inputs, targets[0] if targets else None) if inputs else inputs
+    return (
+        late("ndarray.mixed_devices").copy_to_one_device(op, inputs, targets[0] if targets else None)
+        if inputs
+        else inputs
+    )
 
 
 def _device(op: Operator, arrays: Sequence[BaseArray], device: Device | None) -> Device:
@@ -166,7 +170,7 @@ def _device(op: Operator, arrays: Sequence[BaseArray], device: Device | None) ->
 # -- falling back ------------------------------------------------------------------------------------------
 
 
-def _by_dense(
+def _call_dense(
     op: Operator, inputs: Sequence[BaseArray], targets: list[BaseArray], out: Any, device: Device, depth: int
 ) -> Any:
     """Call an operator on arrays made dense, and convert results to sparse outputs and states."""

@@ -1,4 +1,4 @@
-"""Creation of sparse arrays: from their parts, from dense arrays, from SciPy matrices, of zeros."""
+"""Create sparse arrays: from data and indices, from dense arrays, from SciPy matrices, or with all zeros."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.creation import array as dense_array
 from flowmx.ndarray.creation import as_shape, full, on_context
 from flowmx.ndarray.creation import empty as dense_empty
-from flowmx.ndarray.sparse.arrays import CLASSES, BaseSparseNDArray, CSRNDArray, RowSparseNDArray, allocated
+from flowmx.ndarray.sparse.arrays import CLASSES, BaseSparseNDArray, CSRNDArray, RowSparseNDArray, allocate_sparse
 from flowmx.ops.registry.dtypes import DType, as_dtype
 from flowmx.ops.registry.operators import Array
 from flowmx.ops.sparse.content import INDEX, Csr, Rows, check_lengths, sorted_rows, validate_content, zero_content
@@ -41,10 +41,10 @@ def zeros(stype: str, shape: Any, ctx: Context | None = None, dtype: Any = None,
         return full(shape, 0, ctx, dtype, **kwargs)
     if stype not in CLASSES:
         raise ValueError(f"zeros: unknown storage type {stype!r}, expected 'csr', 'row_sparse' or 'default'")
-    device, kind, shape = on_context(ctx), as_dtype(dtype), _lengths(shape)
+    device, kind, shape = on_context(ctx), as_dtype(dtype), _as_lengths(shape)
     _check_axes(stype, shape)
-    _on_host(device)
-    return allocated(stype, device, shape, kind, zero_content(stype, shape, kind))
+    _require_host(device)
+    return allocate_sparse(stype, device, shape, kind, zero_content(stype, shape, kind))
 
 
 def _check_axes(stype: str, shape: tuple[int, ...]) -> None:
@@ -54,7 +54,7 @@ def _check_axes(stype: str, shape: tuple[int, ...]) -> None:
         )
 
 
-def _on_host(device: devices.Device) -> None:
+def _require_host(device: devices.Device) -> None:
     if device.is_asynchronous:
         raise NotImplementedError(f"sparse arrays are supported only on the CPU, not on {device}")
 
@@ -81,7 +81,7 @@ def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> N
         if not isinstance(source_array, BaseSparseNDArray):
             raise ArgumentError("sparse.array: the source is dense; make it sparse with tostype()")
         kind = source_array.element_type if dtype is None else as_dtype(dtype)
-        return source_array.copyto(allocated(source_array.stype, on_context(ctx), source_array.shape, kind))
+        return source_array.copyto(allocate_sparse(source_array.stype, on_context(ctx), source_array.shape, kind))
     if _is_scipy(source_array):
         matrix = source_array.tocsr()
         kind = as_dtype(matrix.dtype if dtype is None else dtype)
@@ -100,20 +100,20 @@ def _is_scipy(source: object) -> bool:
 
 def _create(stype: str, ctx: Context | None, shape: Any, kind: DType, content: Csr | Rows) -> NDArray:
     device = on_context(ctx)
-    _on_host(device)
-    return allocated(stype, device, tuple(int(n) for n in shape), kind, content)
+    _require_host(device)
+    return allocate_sparse(stype, device, tuple(int(n) for n in shape), kind, content)
 
 
 def _from_parts(stype: str, ctx: Context | None, shape: object, content: Csr | Rows) -> NDArray:
     """Create an array from the user's parts. As in MXNet, invalid indices raise when the array is first used."""
-    shape, kind = _lengths(shape), as_dtype(content.data.dtype)
+    shape, kind = _as_lengths(shape), as_dtype(content.data.dtype)
     check_lengths(content, shape)
     try:
         return _create(stype, ctx, shape, kind, validate_content(content, shape))
     except DataError as error:
         cause = error.with_traceback(None)
     device = on_context(ctx)
-    result = allocated(stype, device, shape, kind)
+    result = allocate_sparse(stype, device, shape, kind)
 
     def refuse() -> Any:
         raise cause
@@ -124,7 +124,7 @@ def _from_parts(stype: str, ctx: Context | None, shape: object, content: Csr | R
     return result
 
 
-def _lengths(shape: Any) -> tuple[int, ...]:
+def _as_lengths(shape: Any) -> tuple[int, ...]:
     """Convert a shape to ints.
 
     Raises:
@@ -151,11 +151,11 @@ def csr_matrix(arg1: Any, shape: Any = None, ctx: Context | None = None, dtype: 
     """
     if isinstance(arg1, tuple):
         if len(arg1) == 3:
-            return _csr_of_parts(*arg1, shape, ctx, dtype)
+            return _csr_from_parts(*arg1, shape, ctx, dtype)
         if len(arg1) != 2:
             raise ValueError(f"csr_matrix: unexpected length of the tuple: {len(arg1)}")
         if isinstance(arg1[1], tuple) and len(arg1[1]) == 2:
-            return _csr_of_places(arg1[0], *arg1[1], shape, ctx, dtype)
+            return _csr_from_places(arg1[0], *arg1[1], shape, ctx, dtype)
         _check_shape(arg1, shape)
         return empty("csr", arg1, ctx, dtype)
     if isinstance(arg1, CSRNDArray) or _is_scipy(arg1):
@@ -163,10 +163,10 @@ def csr_matrix(arg1: Any, shape: Any = None, ctx: Context | None = None, dtype: 
         return array(arg1, ctx, dtype)
     if isinstance(arg1, RowSparseNDArray):
         raise ValueError("csr_matrix: unexpected input of type RowSparseNDArray")
-    return _of_dense("csr", arg1, shape, ctx, dtype)
+    return _from_dense("csr", arg1, shape, ctx, dtype)
 
 
-def _of_dense(stype: str, source: object, shape: object, ctx: Context | None, dtype: object) -> NDArray:
+def _from_dense(stype: str, source: object, shape: object, ctx: Context | None, dtype: object) -> NDArray:
     if dtype is None:
         dtype = source.dtype if isinstance(source, (NDArray, np.ndarray)) else np.float32
     dense = dense_array(source, ctx, dtype)
@@ -215,7 +215,7 @@ def _whole_numbers(name: str, source: object) -> Array:
     return indices
 
 
-def _csr_of_parts(
+def _csr_from_parts(
     data: Any, indices: object, indptr: object, shape: object, ctx: Context | None, dtype: Any
 ) -> NDArray:
     values = _elements(data, as_dtype(dtype) if dtype is not None else None)
@@ -227,7 +227,7 @@ def _csr_of_parts(
     return _from_parts("csr", ctx, shape, Csr(values, columns, starts))
 
 
-def _csr_of_places(data: object, row: object, col: object, shape: object, ctx: Context | None, dtype: Any) -> NDArray:
+def _csr_from_places(data: object, row: object, col: object, shape: object, ctx: Context | None, dtype: Any) -> NDArray:
     values = data.asnumpy() if isinstance(data, NDArray) else np.asarray(data)
     if dtype is not None:
         values = values.astype(as_dtype(dtype))
@@ -235,7 +235,7 @@ def _csr_of_places(data: object, row: object, col: object, shape: object, ctx: C
     rows, columns = _whole_numbers("row", row), _whole_numbers("col", col)
     if shape is None:
         shape = (int(rows.max(initial=-1)) + 1, int(columns.max(initial=-1)) + 1)
-    shape = _lengths(shape)
+    shape = _as_lengths(shape)
     if values.ndim != 1 or not values.shape == rows.shape == columns.shape or len(shape) != 2:
         raise DataError(
             f"csr_matrix: data, row and col have shapes {values.shape}, {rows.shape} and {columns.shape}, expected one "
@@ -270,16 +270,16 @@ def row_sparse_array(arg1: object, shape: object = None, ctx: Context | None = N
         if len(arg1) > 2 or all(isinstance(each, _whole) for each in arg1):
             _check_shape(arg1, shape)
             return empty("row_sparse", arg1, ctx, dtype)
-        return _rows_of_parts(arg1[0], arg1[1], shape, ctx, dtype)
+        return _rows_from_parts(arg1[0], arg1[1], shape, ctx, dtype)
     if isinstance(arg1, RowSparseNDArray):
         _check_shape(arg1.shape, shape)
         return array(arg1, ctx, dtype)
     if isinstance(arg1, CSRNDArray):
         raise ValueError("row_sparse_array: unexpected input of type CSRNDArray")
-    return _of_dense("row_sparse", arg1, shape, ctx, dtype)
+    return _from_dense("row_sparse", arg1, shape, ctx, dtype)
 
 
-def _rows_of_parts(data: Any, indices: object, shape: Any, ctx: Context | None, dtype: Any) -> NDArray:
+def _rows_from_parts(data: Any, indices: object, shape: Any, ctx: Context | None, dtype: Any) -> NDArray:
     values = _elements(data, as_dtype(dtype) if dtype is not None else None)
     rows = _whole_numbers("indices", indices)
     if shape is None:
@@ -291,14 +291,14 @@ def _rows_of_parts(data: Any, indices: object, shape: Any, ctx: Context | None, 
     return _from_parts("row_sparse", ctx, shape, Rows(values, rows))
 
 
-def stored(x: NDArray) -> params.SparseParts:
+def to_saved(x: NDArray) -> params.SparseParts:
     """Return a sparse array in the form that files store; blocks until it is computed."""
     content = cast("BaseSparseNDArray", x)._content()
     indices = (content.indptr, content.indices) if isinstance(content, Csr) else (content.indices,)
     return params.SparseParts(x.shape, content.data, indices)
 
 
-def restored(saved: params.SparseParts) -> NDArray:
+def from_saved(saved: params.SparseParts) -> NDArray:
     """Create a sparse array on the CPU from a file's content."""
     shape, data, indices = saved
     content = Csr(data, indices[1], indices[0]) if len(indices) == 2 else Rows(data, indices[0])
@@ -309,7 +309,7 @@ def restored(saved: params.SparseParts) -> NDArray:
 
 def from_bytes(handle: Any) -> NDArray:
     """Create a sparse array from the bytes in an MXNet pickle."""
-    return restored(params.loads_one(handle, keep_sparse=True))
+    return from_saved(params.loads_one(handle, keep_sparse=True))
 
 
 __all__ = ["array", "csr_matrix", "empty", "row_sparse_array", "zeros"]
