@@ -71,7 +71,7 @@ def _binary(
     return cast("_Binary", function)
 
 
-def _compare(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], float]:
+def _mask(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], float]:
     """Return a comparison of numbers that returns 1.0 or 0.0."""
     return lambda lhs, rhs: float(compute(lhs, rhs))
 
@@ -87,15 +87,15 @@ _power = _binary("power", "power", "_power", "_rpower", operator.pow)
 maximum = _binary("maximum", "maximum", "_maximum", "_maximum", max)
 minimum = _binary("minimum", "minimum", "_minimum", "_minimum", min)
 hypot = _binary("hypot", "hypot", "_hypot", "_hypot", math.hypot)
-equal = _binary("equal", "equal", "_equal", "_equal", _compare(operator.eq), True)
-not_equal = _binary("not_equal", "not_equal", "_not_equal", "_not_equal", _compare(operator.ne), True)
-greater = _binary("greater", "greater", "_greater", "_lesser", _compare(operator.gt), True)
-greater_equal = _binary("greater_equal", "greater_equal", "_greater_equal", "_lesser_equal", _compare(operator.ge), True)
-lesser = _binary("lesser", "lesser", "_lesser", "_greater", _compare(operator.lt), True)
-lesser_equal = _binary("lesser_equal", "lesser_equal", "_lesser_equal", "_greater_equal", _compare(operator.le), True)
-logical_and = _binary("logical_and", "logical_and", "_logical_and", "_logical_and", _compare(np.logical_and), True)
-logical_or = _binary("logical_or", "logical_or", "_logical_or", "_logical_or", _compare(np.logical_or), True)
-logical_xor = _binary("logical_xor", "logical_xor", "_logical_xor", "_logical_xor", _compare(np.logical_xor), True)
+equal = _binary("equal", "equal", "_equal", "_equal", _mask(operator.eq), True)
+not_equal = _binary("not_equal", "not_equal", "_not_equal", "_not_equal", _mask(operator.ne), True)
+greater = _binary("greater", "greater", "_greater", "_lesser", _mask(operator.gt), True)
+greater_equal = _binary("greater_equal", "greater_equal", "_greater_equal", "_lesser_equal", _mask(operator.ge), True)
+lesser = _binary("lesser", "lesser", "_lesser", "_greater", _mask(operator.lt), True)
+lesser_equal = _binary("lesser_equal", "lesser_equal", "_lesser_equal", "_greater_equal", _mask(operator.le), True)
+logical_and = _binary("logical_and", "logical_and", "_logical_and", "_logical_and", _mask(np.logical_and), True)
+logical_or = _binary("logical_or", "logical_or", "_logical_or", "_logical_or", _mask(np.logical_or), True)
+logical_xor = _binary("logical_xor", "logical_xor", "_logical_xor", "_logical_xor", _mask(np.logical_xor), True)
 # fmt: on
 
 

@@ -93,7 +93,7 @@ def forgets_views(patch):
 
 def keeps_gradients_of_overwritten_values(patch):
     def gradient(self, F, inputs, outputs, heads):
-        return [heads[0], self._take(F, heads[0])]
+        return [heads[0], self._read_part(F, heads[0])]
 
     patch.setattr(views.Part, "gradient_of_write", gradient)
 
