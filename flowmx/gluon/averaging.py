@@ -28,9 +28,9 @@ class ExponentialMovingAverage:
     """Averages of a model's weights, which often predict better than the latest weights.
 
     After each update, ``average = decay * average + (1 - decay) * weight``. Parameters without a gradient are not
-    averaged: the running means of BatchNorm are averages already. All calls except those of files only enqueue, so
-    their order in the program is the order of their effects. An average takes as much memory as the weights; those of
-    16-bit weights are float32.
+    averaged: the running means of BatchNorm are averages already. All calls except :meth:`save` and :meth:`load` return
+    immediately, and take effect in program order. An average takes as much memory as the weights; averages of 16-bit
+    weights are float32.
 
     Polyak and Juditsky, Acceleration of stochastic approximation by averaging, 1992.
 
@@ -68,8 +68,8 @@ class ExponentialMovingAverage:
         for param in self._params.values():
             if param._stype != "default":
                 raise ArgumentError(
-                    f"ExponentialMovingAverage: parameter {param.name!r} is {param._stype}, expected dense ones: pass "
-                    "the others"
+                    f"ExponentialMovingAverage: parameter {param.name!r} is {param._stype}, expected dense parameters: "
+                    "pass only those"
                 )
         self.decay, self.ramp = decay, ramp
         self.updates = 0
@@ -77,14 +77,14 @@ class ExponentialMovingAverage:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin the averages of parameters that are initialized by now with their values."""
+        """Start the average of each newly initialized parameter with the parameter's value."""
         with autograd.pause():
             for name, param in self._params.items():
                 if name not in self._averages and param._arrays is not None:
-                    self._averages[name] = _wide(param.list_data()[0])
+                    self._averages[name] = _to_float32(param.list_data()[0])
 
     def update(self) -> None:
-        """Take the current weights into account; call it after ``trainer.step``.
+        """Update the averages with the current weights; call it after ``trainer.step``.
 
         Raises:
             RuntimeError: a parameter is not initialized yet.
@@ -192,7 +192,7 @@ def _parameters_by_name(params: object) -> dict[str, Parameter]:
     return named
 
 
-def _wide(weight: NDArray) -> NDArray:
+def _to_float32(weight: NDArray) -> NDArray:
     """Return a copy of a weight, in float32 if it has 16 bits."""
     return weight.astype("float32") if weight.element_type.itemsize == 2 else weight.copy()
 

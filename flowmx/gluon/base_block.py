@@ -34,7 +34,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class HasForward(Protocol[P, R_co]):
-    """A block, seen by type checkers: a call takes and returns what ``forward`` does."""
+    """The type of a block for type checkers: a call has the arguments and the result of ``forward``."""
 
     def forward(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 

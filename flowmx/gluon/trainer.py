@@ -88,7 +88,8 @@ class Trainer:
     def __init__(
         self, params: ParameterDict | Mapping[str, Parameter] | Sequence[Parameter], optimizer: str | opt.Optimizer,
         optimizer_params: Mapping[str, object] | None = None, kvstore: object = "device",
-        compression_params: Any = None, update_on_kvstore: bool | None = None, *, max_grad_norm: float | None = None,
+        compression_params: Mapping[str, object] | None = None, update_on_kvstore: bool | None = None, *,
+        max_grad_norm: float | None = None,
         accumulate: int = 1,
     ) -> None:  # fmt: skip
         if compression_params:

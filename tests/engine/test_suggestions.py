@@ -43,7 +43,7 @@ MISTAKES = {
         "SGD has no argument 'lr', expected some of .*; did you mean 'learning_rate'",
     ),
     "argument of a layer": (
-        lambda: nn.Dense(3, activatio="relu"), TypeError,
+        lambda: nn.Dense(3, activatio="relu"), TypeError,  # type: ignore[call-arg]
         "Dense has no argument 'activatio', expected some of .*; did you mean 'activation'",
     ),
     "argument of a user's block": (

@@ -67,7 +67,7 @@ def _as_array(values: Array) -> NDArray:
     return nd.from_numpy(values) if values.ndim and values.flags.c_contiguous else nd.array(values, dtype=values.dtype)
 
 
-def _host(value: object) -> Any:
+def _to_host(value: object) -> Any:
     return value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
 
 
@@ -122,7 +122,7 @@ class Pad:
         self._round_to = round_to
 
     def __call__(self, data: Sequence[object]) -> NDArray:
-        arrays = [_host(sample) for sample in data]
+        arrays = [_to_host(sample) for sample in data]
         _expect_equal([array.ndim for array in arrays], "numbers of axes")
         lengths = [max(axis) for axis in zip(*(array.shape for array in arrays), strict=True)]
         if isinstance(self._round_to, Sequence):

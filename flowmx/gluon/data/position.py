@@ -1,4 +1,4 @@
-"""The position in an epoch, a separate object: a loader still knows it after the loop has been abandoned."""
+"""The position in an epoch. It is a separate object, so that the loader keeps it when a loop ends early."""
 
 from __future__ import annotations
 

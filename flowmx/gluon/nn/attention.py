@@ -16,6 +16,7 @@ from flowmx.gluon.nn.basic_layers import Dense, Dropout
 from flowmx.gluon.nn.norm_layers import RMSNorm
 from flowmx.gluon.nn.paged import PagedCache
 from flowmx.gluon.nn.positions import RotaryPositions, cached_positions, numbers
+from flowmx.initializer import InitializerLike
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.dtypes import DTypeLike
 from flowmx.ops.registry.tensors import Functions, Tensor
@@ -91,7 +92,8 @@ class MultiHeadAttention(HybridBlock):
 
     def __init__(
         self, units: int, num_heads: int, dropout: float = 0.0, use_bias: bool = True, causal: bool = False,
-        rotary: bool | dict[str, Any] = False, weight_initializer: Any = None, bias_initializer: Any = "zeros",
+        rotary: bool | dict[str, Any] = False, weight_initializer: InitializerLike = None,
+        bias_initializer: InitializerLike = "zeros",
         in_units: int = 0, num_key_heads: int | None = None, head_units: int | None = None, window: int | None = None,
         scale: float | None = None, score_cap: float | None = None, norm_epsilon: float | None = None,
         out_bias: bool | None = None, **kwargs: Any,
@@ -104,7 +106,7 @@ class MultiHeadAttention(HybridBlock):
         self._scale = 1 / math.sqrt(self._size) if scale is None else scale
         self._window, self._score_cap = window, score_cap
         self._key_units = self._size * key_heads
-        options = {
+        options: dict[str, Any] = {
             "flatten": False, "use_bias": use_bias, "weight_initializer": weight_initializer,
             "bias_initializer": bias_initializer,
         }  # fmt: skip
@@ -176,8 +178,9 @@ class MultiHeadAttention(HybridBlock):
         return super().__call__(*arguments)
 
     def hybrid_forward(
-        self, F: Functions, query: Any, key: Any = None, value: Any = None, mask: Any = None, padding: Any = None,
-        cache: Any = None,
+        self, F: Functions, query: Tensor, key: Tensor | None = None, value: Tensor | None = None,
+        mask: Tensor | None = None, padding: Tensor | None = None,
+        cache: Sequence[Tensor] | None = None,
     ) -> Any:  # fmt: skip
         key = query if key is None else key
         value = key if value is None else value
@@ -213,7 +216,7 @@ class MultiHeadAttention(HybridBlock):
         return out if cache is None else (out, cache)
 
     @staticmethod
-    def _append(F: Functions, cache: Any, places: Any, keys: Any, values: Any) -> list[Any]:
+    def _append(F: Functions, cache: Sequence[Tensor], places: Tensor, keys: Tensor, values: Tensor) -> list[Tensor]:
         """Return the next cache: with keys and values, (batch, length, units), at their places."""
         arrays = [
             F.contrib.index_copy(old, places, F.transpose(new, axes=(1, 0, 2)))
@@ -221,7 +224,7 @@ class MultiHeadAttention(HybridBlock):
         ]
         return [*arrays, F.slice_axis(places, axis=0, begin=-1, end=None) + 1]
 
-    def attend_pages(self, x: Any, pages: PagedCache, layer: int) -> Any:
+    def attend_pages(self, x: Tensor, pages: PagedCache, layer: int) -> Any:
         """Return the output of self-attention for the tokens of a decode step.
 
         Args:
@@ -257,7 +260,7 @@ class MultiHeadAttention(HybridBlock):
         """The number of heads of keys and values, and the features of each, for a paged cache."""
         return self._key_heads, self._size
 
-    def _normalize(self, F: Functions, queries: Any, keys: Any) -> tuple[Any, Any]:
+    def _normalize(self, F: Functions, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Normalize each head of queries and keys, (batch, length, features), if the layer has these normalizations."""
         if self.query_norm is None or self.key_norm is None:
             return queries, keys
@@ -266,22 +269,22 @@ class MultiHeadAttention(HybridBlock):
         queries, keys = (F.Reshape(each, shape=(0, 0, -3)) for each in normalized)
         return queries, keys
 
-    def _repeat(self, F: Functions, x: Any) -> Any:
+    def _repeat(self, F: Functions, x: Tensor) -> Tensor:
         """Return keys or values, (batch · heads, length, size), once for each head of queries."""
         group = self._heads // self._key_heads
         return x if group == 1 else F.repeat(x, repeats=group, axis=0)
 
-    def _split(self, F: Functions, x: Tensor, heads: int) -> Any:
+    def _split(self, F: Functions, x: Tensor, heads: int) -> Tensor:
         """Return (batch · heads, length, size) of (batch, length, heads · size)."""
         split = F.Reshape(x, shape=(0, 0, heads, self._size))
         return F.Reshape(F.transpose(split, axes=(0, 2, 1, 3)), shape=(-3, 0, 0))
 
-    def _join(self, F: Functions, x: Tensor, heads: int) -> Any:
+    def _join(self, F: Functions, x: Tensor, heads: int) -> Tensor:
         """Return (batch, length, heads · size) of (batch · heads, length, size)."""
         split = F.Reshape(x, shape=(-4, -1, heads, 0, 0))
         return F.Reshape(F.transpose(split, axes=(0, 2, 1, 3)), shape=(0, 0, -3))
 
-    def _visibility(self, F: Functions, query: Any, mask: Any, padding: Any) -> Any:
+    def _visibility(self, F: Functions, query: Tensor, mask: Tensor | None, padding: Tensor | None) -> Tensor | None:
         """Return 1 where a mask lets a query see a key, else 0, as float32 for each head; None without masks."""
         masks = [] if mask is None else [mask]
         if padding is not None:
@@ -298,7 +301,7 @@ class MultiHeadAttention(HybridBlock):
         return f"{type(self).__name__}({self._units}, num_heads={self._heads}, causal={self._causal})"
 
 
-def _causal(F: Functions, rows: Any, columns: Any, places: Any, window: int | None) -> Any:
+def _causal(F: Functions, rows: Tensor, columns: Tensor, places: Tensor | None, window: int | None) -> Tensor:
     """Return 1 where a query sees a key, else 0: (1, query length, key length), float32.
 
     Args:

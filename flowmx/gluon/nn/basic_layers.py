@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 import numpy as np
 
@@ -15,9 +15,12 @@ from flowmx.gluon.base_block import A, Block
 from flowmx.gluon.hybrid import HybridBlock, Layer
 from flowmx.gluon.nn.activations import Activation
 from flowmx.gluon.products import activated_product, fully_connected
+from flowmx.gluon.scope import BlockOptions
+from flowmx.initializer import InitializerLike
 from flowmx.ndarray import NDArray, core
 from flowmx.ndarray.functions import apply
-from flowmx.ops.registry.dtypes import FLOAT32
+from flowmx.ops.registry.dtypes import FLOAT32, DTypeLike
+from flowmx.ops.registry.tensors import Functions, Tensor
 from flowmx.ops.sparse.shapes import SparseShape
 
 __all__ = ["Dense", "Dropout", "Embedding", "Flatten", "HybridLambda", "HybridSequential", "Lambda", "Sequential"]
@@ -116,7 +119,7 @@ class HybridSequential(_Stack, HybridBlock):
         params: as for ``Block``.
     """
 
-    def hybrid_forward(self, F: Any, x: Any, *args: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor, *args: Any) -> Any:
         return self._apply_all(x, args)
 
 
@@ -137,8 +140,9 @@ class Dense(Layer):
 
     def __init__(
         self, units: int, activation: str | None = None, use_bias: bool = True, flatten: bool = True,
-        dtype: Any = "float32", weight_initializer: Any = None, bias_initializer: Any = "zeros", in_units: int = 0,
-        **kwargs: Any,
+        dtype: DTypeLike = "float32", weight_initializer: InitializerLike = None,
+        bias_initializer: InitializerLike = "zeros", in_units: int = 0,
+        **kwargs: Unpack[BlockOptions],
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self._units, self._flatten = units, flatten
@@ -151,7 +155,7 @@ class Dense(Layer):
             ) if use_bias else None  # fmt: skip
             self.act = None if activation is None else Activation(activation, prefix=f"{activation}_")
 
-    def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor, weight: Any, bias: Any = None) -> Any:
         if self.act is not None and isinstance(x, NDArray) and self._can_fuse_activation(x, weight):
             inputs = (x, weight) if bias is None else (x, weight, bias)
             return apply(activated_product(self._units, bias is None, self._flatten, self.act._act_type), inputs)
@@ -193,11 +197,11 @@ class Dropout(Layer):
         **kwargs: ``prefix`` and ``params``.
     """
 
-    def __init__(self, rate: float, axes: tuple[int, ...] = (), **kwargs: Any) -> None:
+    def __init__(self, rate: float, axes: tuple[int, ...] = (), **kwargs: Unpack[BlockOptions]) -> None:
         super().__init__(**kwargs)
         self._rate, self._axes = rate, axes
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Tensor:
         if self._rate > 0:
             return F.Dropout(x, p=self._rate, axes=self._axes, name="fwd", cudnn_off=False)
         return F.identity(x)
@@ -219,8 +223,8 @@ class Embedding(Layer):
     """
 
     def __init__(
-        self, input_dim: int, output_dim: int, dtype: Any = "float32", weight_initializer: Any = None,
-        sparse_grad: bool = False, **kwargs: Any,
+        self, input_dim: int, output_dim: int, dtype: DTypeLike = "float32", weight_initializer: InitializerLike = None,
+        sparse_grad: bool = False, **kwargs: Unpack[BlockOptions],
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self._kwargs = {"input_dim": input_dim, "output_dim": output_dim, "dtype": dtype, "sparse_grad": sparse_grad}
@@ -229,7 +233,7 @@ class Embedding(Layer):
             grad_stype="row_sparse" if sparse_grad else "default",
         )  # fmt: skip
 
-    def hybrid_forward(self, F: Any, x: Any, weight: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor, weight: Tensor) -> Tensor:
         return F.Embedding(x, weight, name="fwd", **self._kwargs)
 
     def __repr__(self) -> str:
@@ -239,7 +243,7 @@ class Embedding(Layer):
 class Flatten(Layer):
     """Collapses all axes except the first."""
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Tensor:
         return F.flatten(x)
 
     def __repr__(self) -> str:
@@ -286,7 +290,7 @@ class HybridLambda(HybridBlock):
         for module in (nd, sym):
             _find_function(module, function)
 
-    def hybrid_forward(self, F: Any, x: Any, *args: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor, *args: Any) -> Any:
         if isinstance(self._function, str):
             return getattr(F, self._function)(x, *args)
         return self._function(F, x, *args)

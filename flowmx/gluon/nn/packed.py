@@ -76,7 +76,7 @@ class PackedDense(_Packed, Dense):
             self.bias.cast(dtype)
         self._clear_cached_op()
 
-    def hybrid_forward(self, F: Functions, x: Tensor, weight: Any, bias: Any = None) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor, weight: Any, bias: Any = None) -> Tensor:
         return F.contrib.packed_dense(
             x, weight, *([] if bias is None else [bias]), format=self.format, interleaved=True,
             num_hidden=self.rows, in_units=self.columns, no_bias=bias is None, data_bits=self.data_bits,
@@ -109,7 +109,7 @@ class PackedEmbedding(_Packed, Embedding):
         self._dtype = dtype
         self._clear_cached_op()
 
-    def hybrid_forward(self, F: Functions, x: Tensor, weight: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor, weight: Any) -> Tensor:
         return F.contrib.packed_embedding(
             x, weight, format=self.format, interleaved=True, input_dim=self.rows, output_dim=self.columns,
             dtype=self._dtype,

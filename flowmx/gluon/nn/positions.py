@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from flowmx.gluon.base_block import A
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.nn.rotary_scaling import scaling_of
+from flowmx.gluon.scope import BlockOptions
+from flowmx.initializer import InitializerLike
 from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = ["LearnedPositions", "RotaryPositions"]
@@ -34,7 +36,9 @@ class LearnedPositions(HybridBlock):
         IndexError: a position is outside 0 to ``max_length - 1`` (when the output is read).
     """
 
-    def __init__(self, max_length: int, units: int, weight_initializer: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self, max_length: int, units: int, weight_initializer: InitializerLike = None, **kwargs: Unpack[BlockOptions]
+    ) -> None:
         for name, value in (("max_length", max_length), ("units", units)):
             if value < 1:
                 raise ValueError(f"LearnedPositions: {name} is {value}, expected 1 or more")
@@ -51,7 +55,7 @@ class LearnedPositions(HybridBlock):
 
         def __call__(self, x: A, positions: A | None = None, /) -> A: ...
 
-    def hybrid_forward(self, F: Functions, x: Tensor, positions: Any = None, *, weight: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor, positions: Tensor | None = None, *, weight: Tensor) -> Tensor:
         rows = F.expand_dims(weight, axis=0)
         if positions is None:
             return F.broadcast_add(x, F.slice_like(rows, x, axes=(1,)))
@@ -94,7 +98,7 @@ class RotaryPositions(HybridBlock):
 
     def __init__(
         self, size: int, base: float = 10000.0, interleaved: bool = False,
-        scaling: Mapping[str, object] | None = None, **kwargs: Any,
+        scaling: Mapping[str, object] | None = None, **kwargs: Unpack[BlockOptions],
     ) -> None:  # fmt: skip
         if size < 2 or size % 2:
             raise ValueError(f"RotaryPositions: size is {size}, expected an even number of features, 2 or more")
@@ -109,7 +113,7 @@ class RotaryPositions(HybridBlock):
 
         def __call__(self, x: A, positions: A | None = None, /) -> A: ...
 
-    def hybrid_forward(self, F: Functions, x: Tensor, positions: Any = None) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor, positions: Tensor | None = None) -> Tensor:
         cosine, sine = self.waves(F, x, positions)
         if self.interleaved:
             pairs = F.Reshape(x, shape=(0, 0, self.size // 2, 2))
@@ -126,7 +130,7 @@ class RotaryPositions(HybridBlock):
             return F.Reshape(F.stack(*turned, axis=3), shape=(0, 0, -3))
         return F.concat(*turned, dim=2)
 
-    def waves(self, F: Functions, x: Tensor, positions: Any) -> list[Any]:
+    def waves(self, F: Functions, x: Tensor, positions: Tensor | None) -> list[Tensor]:
         """Return cosines and sines of the angles, (1, length, size / 2), in the dtype of ``x``.
 
         Args:
@@ -152,18 +156,18 @@ class RotaryPositions(HybridBlock):
         return f"{type(self).__name__}({self.size}, base={self._base:g}, interleaved={self.interleaved})"
 
 
-def numbers(F: Functions, x: Tensor, axis: int) -> Any:
+def numbers(F: Functions, x: Tensor, axis: int) -> Tensor:
     """Return 0, 1, ... along an axis of three, as float32: 16 bits cannot count far."""
     for other in {0, 1, 2} - {axis}:
         x = F.slice_axis(x, axis=other, begin=0, end=1)
     return F.contrib.arange_like(F.Cast(x, dtype="float32"), axis=axis)
 
 
-def cached_positions(F: Functions, x: Tensor, cache: Any) -> Any:
+def cached_positions(F: Functions, x: Tensor, cache: Any) -> Tensor:
     """Return the positions, int32, of ``x`` (batch, length, features) after those in the cache of an attention."""
     return F.broadcast_add(F.Cast(numbers(F, x, 1), dtype="int32"), cache[2])
 
 
-def first_place(F: Functions, x: Tensor) -> Any:
+def first_place(F: Functions, x: Tensor) -> Tensor:
     """Return the features of the first place, (batch, features), of (batch, length, features)."""
     return F.squeeze(F.slice_axis(x, axis=1, begin=0, end=1), axis=1)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from flowmx.errors import ParameterError
-from flowmx.ops.registry.tensors import Functions
+from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = ["RotaryScaling", "scaling_of"]
 
@@ -21,7 +20,7 @@ class RotaryScaling:
 
     amplitude = 1.0
 
-    def scaled(self, F: Functions, speeds: Any, indices: Any) -> Any:
+    def scaled(self, F: Functions, speeds: Tensor, indices: Tensor) -> Tensor:
         """Return the speeds, in radians a position, of the pairs with these indices."""
         return speeds
 
@@ -32,7 +31,7 @@ class _Linear(RotaryScaling):
     def __init__(self, numbers: _Numbers) -> None:
         self._factor = numbers.positive("factor")
 
-    def scaled(self, F: Functions, speeds: Any, indices: Any) -> Any:
+    def scaled(self, F: Functions, speeds: Tensor, indices: Tensor) -> Tensor:
         return speeds * (1 / self._factor)
 
 
@@ -46,7 +45,7 @@ class _Llama3(RotaryScaling):
         if self._low >= self._high:
             raise ParameterError(f"rotary scaling: low_freq_factor is {self._low}, expected less than {self._high}")
 
-    def scaled(self, F: Functions, speeds: Any, indices: Any) -> Any:
+    def scaled(self, F: Functions, speeds: Tensor, indices: Tensor) -> Tensor:
         turns = speeds * (self._length / (2 * math.pi))
         slowed = 1 - F.clip((turns - self._low) * (1 / (self._high - self._low)), 0, 1)
         return speeds * (1 - slowed + slowed * (1 / self._factor))
@@ -68,7 +67,7 @@ class _Yarn(RotaryScaling):
         self._first = max(0, math.floor(index(numbers.positive("beta_fast", 32.0))))
         self._last = min(size - 1, math.ceil(index(numbers.positive("beta_slow", 1.0))))
 
-    def scaled(self, F: Functions, speeds: Any, indices: Any) -> Any:
+    def scaled(self, F: Functions, speeds: Tensor, indices: Tensor) -> Tensor:
         width = max(self._last - self._first, 0.001)
         slowed = F.clip((indices - self._first) * (1 / width), 0, 1)
         return speeds * (1 - slowed + slowed * (1 / self._factor))

@@ -14,6 +14,7 @@ from flowmx.gluon.nn.basic_layers import Dense, Dropout, HybridSequential
 from flowmx.gluon.nn.gated import GEGLU, GLU, SwiGLU
 from flowmx.gluon.nn.norm_layers import LayerNorm, RMSNorm
 from flowmx.gluon.nn.paged import PagedCache
+from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.dtypes import DTypeLike
 from flowmx.ops.registry.tensors import Functions, Tensor
@@ -70,30 +71,32 @@ class _TransformerLayer(HybridBlock):
         """Return an empty cache of the self-attention: see :meth:`MultiHeadAttention.begin_cache`."""
         return self.attention.begin_cache(batch_size, max_length, dtype, ctx)
 
-    def _attend(self, x: Any, mask: Any, padding: Any, cache: Any) -> tuple[Any, Any]:
+    def _attend(self, x: Tensor, mask: Tensor | None, padding: Tensor | None, cache: Any) -> tuple[Any, Any]:
         """Apply self-attention; return the result and the next cache."""
-        out = self.attention(self._before(0, x), mask=mask, padding=padding, cache=cache)
+        out = self.attention(self._sublayer_input(0, x), mask=mask, padding=padding, cache=cache)
         out, cache = (out, None) if cache is None else out
-        return self._after(0, x, out), cache
+        return self._add_residual(0, x, out), cache
 
-    def attend_pages(self, x: Any, pages: PagedCache, layer: int) -> Any:
+    def attend_pages(self, x: Tensor, pages: PagedCache, layer: int) -> Any:
         """Return the features of the tokens of a decode step: see :meth:`MultiHeadAttention.attend_pages`."""
-        x = self._after(0, x, self.attention.attend_pages(self._before(0, x), pages, layer))
+        x = self._add_residual(0, x, self.attention.attend_pages(self._sublayer_input(0, x), pages, layer))
         return self._feed_forward(1, x)
 
-    def _feed_forward(self, index: int, x: Any) -> Any:
+    def _feed_forward(self, index: int, x: Tensor) -> Tensor:
         """Apply the feed-forward network, the sublayer with this index."""
-        hidden = self.activation(self.widen(self._before(index, x)))
-        return self._after(index, x, self.narrow(self.hidden_dropout(hidden)))
+        hidden = self.activation(self.widen(self._sublayer_input(index, x)))
+        return self._add_residual(index, x, self.narrow(self.hidden_dropout(hidden)))
 
-    def _before(self, index: int, x: Any) -> Any:
-        """Return the input of a sublayer."""
-        return self.norms[index](x) if self._pre_norm else x
+    def _sublayer_input(self, index: int, x: Tensor) -> Tensor:
+        """Return the input of a sublayer, normalized for ``pre_norm``."""
+        result: Tensor = self.norms[index](x) if self._pre_norm else x
+        return result
 
-    def _after(self, index: int, x: Any, out: Any) -> Any:
-        """Return the sum of a sublayer's input and its output."""
+    def _add_residual(self, index: int, x: Tensor, out: Tensor) -> Tensor:
+        """Return the sum of a sublayer's input and output, normalized unless ``pre_norm``."""
         total = x + self.dropout(out)
-        return total if self._pre_norm else self.norms[index](total)
+        result: Tensor = total if self._pre_norm else self.norms[index](total)
+        return result
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the output; see the class."""
@@ -165,7 +168,14 @@ class TransformerEncoderLayer(_TransformerLayer):
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
-    def hybrid_forward(self, F: Functions, x: Tensor, mask: Any = None, padding: Any = None, cache: Any = None) -> Any:
+    def hybrid_forward(
+        self,
+        F: Functions,
+        x: Tensor,
+        mask: Tensor | None = None,
+        padding: Tensor | None = None,
+        cache: Sequence[Tensor] | None = None,
+    ) -> Any:
         x, following = self._attend(x, mask, padding, cache)
         x = self._feed_forward(1, x)
         return x if cache is None else (x, following)
@@ -235,12 +245,13 @@ class TransformerDecoderLayer(_TransformerLayer):
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def hybrid_forward(
-        self, F: Functions, x: Tensor, memory: Any, mask: Any = None, padding: Any = None, memory_padding: Any = None,
-        cache: Any = None,
+        self, F: Functions, x: Tensor, memory: Tensor, mask: Tensor | None = None, padding: Tensor | None = None,
+        memory_padding: Tensor | None = None,
+        cache: Sequence[Tensor] | None = None,
     ) -> Any:  # fmt: skip
         x, following = self._attend(x, mask, padding, cache)
-        out = self.cross_attention(self._before(1, x), memory, padding=memory_padding)
-        x = self._feed_forward(2, self._after(1, x, out))
+        out = self.cross_attention(self._sublayer_input(1, x), memory, padding=memory_padding)
+        x = self._feed_forward(2, self._add_residual(1, x, out))
         return x if cache is None else (x, following)
 
 
@@ -269,7 +280,7 @@ class _Stack(HybridBlock):
         layers: Any = self.layers
         return [layer.begin_cache(batch_size, max_length, dtype, ctx) for layer in layers]
 
-    def _run(self, x: Any, cache: Any, *args: Any) -> Any:
+    def _run(self, x: Tensor, cache: Any, *args: Any) -> Any:
         """Call all layers; ``args`` are what each takes between its input and its cache."""
         following = []
         for index, layer in enumerate(self.layers):
@@ -309,7 +320,7 @@ class TransformerEncoder(_Stack):
 
     def __init__(
         self, num_layers: int, units: int, num_heads: int, hidden_units: int | None = None, *,
-        prefix: str | None = None, params: Any = None, **options: Any,
+        prefix: str | None = None, params: ParameterDict | None = None, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(num_layers, units, num_heads, prefix, params, hidden_units=hidden_units, **options)
 
@@ -325,7 +336,14 @@ class TransformerEncoder(_Stack):
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
-    def hybrid_forward(self, F: Functions, x: Tensor, mask: Any = None, padding: Any = None, cache: Any = None) -> Any:
+    def hybrid_forward(
+        self,
+        F: Functions,
+        x: Tensor,
+        mask: Tensor | None = None,
+        padding: Tensor | None = None,
+        cache: Sequence[Tensor] | None = None,
+    ) -> Any:
         return self._run(x, cache, mask, padding)
 
 
@@ -352,7 +370,7 @@ class TransformerDecoder(_Stack):
 
     def __init__(
         self, num_layers: int, units: int, num_heads: int, hidden_units: int | None = None, *,
-        prefix: str | None = None, params: Any = None, **options: Any,
+        prefix: str | None = None, params: ParameterDict | None = None, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(num_layers, units, num_heads, prefix, params, hidden_units=hidden_units, **options)
 
@@ -373,8 +391,9 @@ class TransformerDecoder(_Stack):
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def hybrid_forward(
-        self, F: Functions, x: Tensor, memory: Any, mask: Any = None, padding: Any = None, memory_padding: Any = None,
-        cache: Any = None,
+        self, F: Functions, x: Tensor, memory: Tensor, mask: Tensor | None = None, padding: Tensor | None = None,
+        memory_padding: Tensor | None = None,
+        cache: Sequence[Tensor] | None = None,
     ) -> Any:  # fmt: skip
         return self._run(x, cache, memory, mask, padding, memory_padding)
 

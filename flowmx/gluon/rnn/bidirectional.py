@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from flowmx import ndarray as nd
 from flowmx.gluon.rnn import sequences
+from flowmx.gluon.rnn.cell_steps import StateInfo, Unrolled
 from flowmx.gluon.rnn.recurrent_cell import HybridRecurrentCell, RecurrentCell, begins_state, unrolls
 
 __all__ = ["BidirectionalCell"]
@@ -45,7 +46,7 @@ class BidirectionalCell(HybridRecurrentCell):
     def _cells(self) -> list[Any]:
         return list(self._children.values())
 
-    def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
+    def state_info(self, batch_size: int = 0) -> list[StateInfo]:
         """Return the shape and layout of each state of both cells."""
         return [info for cell in self._cells for info in cell.state_info(batch_size)]
 
@@ -59,7 +60,7 @@ class BidirectionalCell(HybridRecurrentCell):
     def unroll(
         self, length: int, inputs: object, begin_state: list[Any] | None = None, layout: str = "NTC",
         merge_outputs: bool | None = None, valid_length: object = None,
-    ) -> tuple[Any, list[Any]]:  # fmt: skip
+    ) -> Unrolled:  # fmt: skip
         """Unroll both cells; see ``RecurrentCell.unroll``. The second begins at the end of each sequence."""
         self.reset()
         steps = sequences.steps(inputs, length, layout)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from flowmx.ndarray.functions import op
 from flowmx.ops.recurrent.layout import GATES
 from flowmx.ops.registry.tensors import Functions, Tensor, Tensors
 
 StepResult = tuple[Tensor, Tensors]
+StateInfo: TypeAlias = dict[str, Any]
+"""The description of a state: its ``shape``, and the layout ``__layout__``."""
+Unrolled: TypeAlias = tuple[Any, list[Any]]
+"""The outputs of all steps, as one sequence or a list, and the last states."""
 
 
 class CellStep:

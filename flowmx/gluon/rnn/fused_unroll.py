@@ -7,9 +7,8 @@ from typing import Any
 
 from flowmx import ndarray as nd
 from flowmx.gluon.rnn import sequences
+from flowmx.gluon.rnn.cell_steps import Unrolled
 from flowmx.ndarray import NDArray
-
-Unrolled = tuple[Any, list[Any]]
 
 _STATES = ("state", "state_cell")
 

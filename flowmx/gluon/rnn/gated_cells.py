@@ -11,7 +11,7 @@ import numpy as np
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.gluon.products import fully_connected
 from flowmx.gluon.rnn import cell_steps, fused_unroll, sequences
-from flowmx.gluon.rnn.cell_steps import StepResult
+from flowmx.gluon.rnn.cell_steps import StateInfo, StepResult, Unrolled
 from flowmx.gluon.rnn.recurrent_cell import HybridRecurrentCell, unrolls
 from flowmx.initializer import InitializerLike
 from flowmx.ndarray import NDArray, core
@@ -41,7 +41,7 @@ class _GatedCell(HybridRecurrentCell):
         self._hidden_size = hidden_size
         rows = len(self.kind.gates) * hidden_size
 
-        def get(name: str, shape: tuple[int, ...], init: object) -> Any:
+        def get(name: str, shape: tuple[int, ...], init: InitializerLike) -> Any:
             return self.params.get(name, shape=shape, init=init, allow_deferred_init=True)
 
         self.i2h_weight = get("i2h_weight", (rows, input_size), i2h_weight_initializer)
@@ -49,7 +49,7 @@ class _GatedCell(HybridRecurrentCell):
         self.i2h_bias = get("i2h_bias", (rows,), i2h_bias_initializer)
         self.h2h_bias = get("h2h_bias", (rows,), h2h_bias_initializer)
 
-    def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
+    def state_info(self, batch_size: int = 0) -> list[StateInfo]:
         """Return the shape and layout of each state."""
         return [{"shape": (batch_size, self._hidden_size), "__layout__": "NC"} for _ in range(self.kind.states)]
 
@@ -68,7 +68,7 @@ class _GatedCell(HybridRecurrentCell):
     def unroll(
         self, length: int, inputs: object, begin_state: list[Any] | None = None, layout: str = "NTC",
         merge_outputs: bool | None = None, valid_length: object = None,
-    ) -> tuple[Any, list[Any]]:  # fmt: skip
+    ) -> Unrolled:  # fmt: skip
         """Call the cell for each step; see ``RecurrentCell.unroll``. On arrays, one operator computes all steps."""
         sequences.check_length(inputs, length, layout)
         weights = self._fusible_weights(inputs)

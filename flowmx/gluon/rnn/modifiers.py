@@ -10,7 +10,7 @@ from flowmx import ndarray as nd
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.gluon.rnn import sequences
 from flowmx.gluon.rnn.bidirectional import BidirectionalCell
-from flowmx.gluon.rnn.cell_steps import StepResult
+from flowmx.gluon.rnn.cell_steps import StateInfo, StepResult, Unrolled
 from flowmx.gluon.rnn.recurrent_cell import HybridRecurrentCell, RecurrentCell, begins_state, unrolls
 from flowmx.ops.registry.tensors import Functions, Tensor, Tensors
 
@@ -46,7 +46,7 @@ class DropoutCell(HybridRecurrentCell):
     def _alias(self) -> str:
         return "dropout"
 
-    def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
+    def state_info(self, batch_size: int = 0) -> list[StateInfo]:
         """Return an empty list: the cell has no states."""
         return []
 
@@ -59,7 +59,7 @@ class DropoutCell(HybridRecurrentCell):
     def unroll(
         self, length: int, inputs: Any, begin_state: list[Any] | None = None, layout: str = "NTC",
         merge_outputs: bool | None = None, valid_length: object = None,
-    ) -> tuple[Any, list[Any]]:  # fmt: skip
+    ) -> Unrolled:  # fmt: skip
         """Drop inputs of a whole sequence, which stays an array or a list unless ``merge_outputs`` is set."""
         self.reset()
         merge = isinstance(inputs, sequences.Leaf) if merge_outputs is None else merge_outputs
@@ -108,7 +108,7 @@ class ModifierCell(HybridRecurrentCell):
         """The parameters of the inner cell."""
         return self.base_cell.params
 
-    def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
+    def state_info(self, batch_size: int = 0) -> list[StateInfo]:
         """Return the shape and layout of each state of the inner cell."""
         return self.base_cell.state_info(batch_size)
 
@@ -195,7 +195,7 @@ class ResidualCell(ModifierCell):
     def unroll(
         self, length: int, inputs: object, begin_state: list[Any] | None = None, layout: str = "NTC",
         merge_outputs: bool | None = None, valid_length: object = None,
-    ) -> tuple[Any, list[Any]]:  # fmt: skip
+    ) -> Unrolled:  # fmt: skip
         """Unroll the inner cell, and add the inputs; see ``RecurrentCell.unroll``."""
         self.reset()
         with unmodified(self.base_cell) as cell:

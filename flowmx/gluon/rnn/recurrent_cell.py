@@ -12,6 +12,7 @@ from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.nn import LeakyReLU
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.gluon.rnn import sequences
+from flowmx.gluon.rnn.cell_steps import StateInfo, Unrolled
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.tensors import Functions, Tensor
 
@@ -58,7 +59,7 @@ class _Unroll(Protocol):
     def __call__(
         self, length: int, inputs: Any, begin_state: list[Any] | None = None, layout: str = "NTC",
         merge_outputs: bool | None = None, valid_length: object = None,
-    ) -> tuple[Any, list[Any]]: ...  # fmt: skip
+    ) -> Unrolled: ...  # fmt: skip
 
 
 class _BeginStateMethod(Protocol):
@@ -100,7 +101,7 @@ class RecurrentCell(Block):
             if isinstance(cell, RecurrentCell):
                 cell.reset()
 
-    def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
+    def state_info(self, batch_size: int = 0) -> list[StateInfo]:
         """Return the shape and layout of each state."""
         raise NotImplementedError(f"{type(self).__name__} must define state_info()")
 
@@ -143,7 +144,7 @@ class RecurrentCell(Block):
     def unroll(
         self, length: int, inputs: object, begin_state: list[Any] | None = None, layout: str = "NTC",
         merge_outputs: bool | None = None, valid_length: object = None,
-    ) -> tuple[Any, list[Any]]:  # fmt: skip
+    ) -> Unrolled:  # fmt: skip
         """Call the cell for each step of a sequence.
 
         Args:

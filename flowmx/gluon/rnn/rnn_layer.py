@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar, Unpack, overload
 
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
@@ -12,14 +12,17 @@ from flowmx.errors import ArgumentError
 from flowmx.gluon.base_block import A
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.rnn.bidirectional import BidirectionalCell
+from flowmx.gluon.rnn.cell_steps import StateInfo, Unrolled
 from flowmx.gluon.rnn.gated_cells import GRUCell, LSTMCell, RNNCell
 from flowmx.gluon.rnn.modifiers import DropoutCell
 from flowmx.gluon.rnn.recurrent_cell import HybridRecurrentCell, make_state
 from flowmx.gluon.rnn.stacks import HybridSequentialRNNCell
+from flowmx.gluon.scope import BlockOptions
+from flowmx.initializer import InitializerLike
 from flowmx.ndarray import NDArray
 from flowmx.ops.recurrent.layout import GATES
 from flowmx.ops.registry.dtypes import DTypeLike
-from flowmx.ops.registry.tensors import Functions
+from flowmx.ops.registry.tensors import Functions, Tensor
 from flowmx.symbol import Symbol
 
 __all__ = ["GRU", "LSTM", "RNN"]
@@ -41,7 +44,7 @@ class _RNNLayer(HybridBlock):
         self, mode: str, hidden_size: int, num_layers: int, layout: str, dropout: float, bidirectional: bool,
         input_size: int, initializers: dict[str, Any], dtype: Any, projection_size: int | None = None,
         clip: tuple[float | None, float | None, bool] = (None, None, False), use_sequence_length: bool = False,
-        **kwargs: Any,
+        **kwargs: Unpack[BlockOptions],
     ) -> None:  # fmt: skip
         if layout not in ("TNC", "NTC"):
             raise ArgumentError(f"{type(self).__name__}: layout is {layout!r}, expected 'TNC' or 'NTC'")
@@ -101,7 +104,7 @@ class _RNNLayer(HybridBlock):
 
     # -- states ----------------------------------------------------------------------------------------
 
-    def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
+    def state_info(self, batch_size: int = 0) -> list[StateInfo]:
         """Return the shape, layout and dtype of each state."""
         lengths = [self._projection_size or self._hidden_size, self._hidden_size][: self.states]
         rows = self._num_layers * self._dir
@@ -167,7 +170,7 @@ class _RNNLayer(HybridBlock):
         return super().__call__(inputs) if state_list is None else super().__call__(inputs, list(state_list))
 
     def hybrid_forward(
-        self, F: Functions, inputs: Any, states: Any = None, sequence_length: Any = None, **params: Any
+        self, F: Functions, inputs: Tensor, states: Any = None, sequence_length: Tensor | None = None, **params: Any
     ) -> Any:
         initial = self._zero_states(inputs) if states is None else list(states)
         if isinstance(inputs, NDArray):
@@ -176,8 +179,8 @@ class _RNNLayer(HybridBlock):
         return output if states is None else (output, last)
 
     def _forward_kernel(
-        self, F: Functions, inputs: Any, states: Sequence[object], sequence_length: Any, **params: Any
-    ) -> tuple[Any, list[Any]]:
+        self, F: Functions, inputs: Tensor, states: Sequence[object], sequence_length: Tensor | None, **params: Any
+    ) -> Unrolled:
         """Compute the outputs and the last states."""
         data = F.swapaxes(inputs, 0, 1) if self._layout == "NTC" else inputs
         vector = F._internal._rnn_param_concat(*(params[name].reshape(-1) for name in self._packed_names()), dim=0)
@@ -257,9 +260,11 @@ class RNN(_RNNLayer):
 
     def __init__(
         self, hidden_size: int, num_layers: int = 1, activation: str = "relu", layout: str = "TNC", dropout: float = 0,
-        bidirectional: bool = False, i2h_weight_initializer: Any = None, h2h_weight_initializer: Any = None,
-        i2h_bias_initializer: Any = "zeros", h2h_bias_initializer: Any = "zeros", input_size: int = 0,
-        dtype: Any = "float32", **kwargs: Any,
+        bidirectional: bool = False, i2h_weight_initializer: InitializerLike = None,
+        h2h_weight_initializer: InitializerLike = None,
+        i2h_bias_initializer: InitializerLike = "zeros", h2h_bias_initializer: InitializerLike = "zeros",
+        input_size: int = 0,
+        dtype: DTypeLike = "float32", **kwargs: Unpack[BlockOptions],
     ) -> None:  # fmt: skip
         if activation not in ("relu", "tanh"):
             raise ValueError(f"RNN: activation is {activation!r}, expected 'relu' or 'tanh'")
@@ -300,10 +305,13 @@ class LSTM(_RNNLayer):
 
     def __init__(
         self, hidden_size: int, num_layers: int = 1, layout: str = "TNC", dropout: float = 0,
-        bidirectional: bool = False, input_size: int = 0, i2h_weight_initializer: Any = None,
-        h2h_weight_initializer: Any = None, i2h_bias_initializer: Any = "zeros", h2h_bias_initializer: Any = "zeros",
-        projection_size: int | None = None, h2r_weight_initializer: Any = None, state_clip_min: float | None = None,
-        state_clip_max: float | None = None, state_clip_nan: bool = False, dtype: Any = "float32", **kwargs: Any,
+        bidirectional: bool = False, input_size: int = 0, i2h_weight_initializer: InitializerLike = None,
+        h2h_weight_initializer: InitializerLike = None, i2h_bias_initializer: InitializerLike = "zeros",
+        h2h_bias_initializer: InitializerLike = "zeros",
+        projection_size: int | None = None, h2r_weight_initializer: InitializerLike = None,
+        state_clip_min: float | None = None,
+        state_clip_max: float | None = None, state_clip_nan: bool = False, dtype: DTypeLike = "float32",
+        **kwargs: Unpack[BlockOptions],
     ) -> None:  # fmt: skip
         initializers = {
             "i2h_weight": i2h_weight_initializer, "h2h_weight": h2h_weight_initializer,
@@ -335,9 +343,10 @@ class GRU(_RNNLayer):
 
     def __init__(
         self, hidden_size: int, num_layers: int = 1, layout: str = "TNC", dropout: float = 0,
-        bidirectional: bool = False, input_size: int = 0, i2h_weight_initializer: Any = None,
-        h2h_weight_initializer: Any = None, i2h_bias_initializer: Any = "zeros", h2h_bias_initializer: Any = "zeros",
-        dtype: Any = "float32", **kwargs: Any,
+        bidirectional: bool = False, input_size: int = 0, i2h_weight_initializer: InitializerLike = None,
+        h2h_weight_initializer: InitializerLike = None, i2h_bias_initializer: InitializerLike = "zeros",
+        h2h_bias_initializer: InitializerLike = "zeros",
+        dtype: DTypeLike = "float32", **kwargs: Unpack[BlockOptions],
     ) -> None:  # fmt: skip
         initializers = {
             "i2h_weight": i2h_weight_initializer, "h2h_weight": h2h_weight_initializer,

@@ -8,7 +8,7 @@ from typing import Any
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.gluon.rnn import sequences
-from flowmx.gluon.rnn.cell_steps import StepResult
+from flowmx.gluon.rnn.cell_steps import StateInfo, StepResult, Unrolled
 from flowmx.gluon.rnn.recurrent_cell import HybridRecurrentCell, RecurrentCell, begins_state, unrolls
 from flowmx.gluon.utils import indent
 from flowmx.ops.registry.tensors import Functions, Tensor, Tensors
@@ -36,7 +36,7 @@ class _CellStack(RecurrentCell):
     def __len__(self) -> int:
         return len(self._children)
 
-    def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
+    def state_info(self, batch_size: int = 0) -> list[StateInfo]:
         """Return the shape and layout of each state of each cell."""
         return [info for cell in self._cells() for info in cell.state_info(batch_size)]
 
@@ -54,7 +54,7 @@ class _CellStack(RecurrentCell):
             yield cell, states[start:end]
             start = end
 
-    def _step(self, inputs: object, states: object) -> tuple[Any, list[Any]]:
+    def _step(self, inputs: object, states: object) -> Unrolled:
         """Compute a step: the input of a cell is the output of the previous one."""
         next_states: list[object] = []
         for cell, cell_states in self._cells_and_states(states):
@@ -66,7 +66,7 @@ class _CellStack(RecurrentCell):
     def unroll(
         self, length: int, inputs: object, begin_state: list[Any] | None = None, layout: str = "NTC",
         merge_outputs: bool | None = None, valid_length: object = None,
-    ) -> tuple[Any, list[Any]]:  # fmt: skip
+    ) -> Unrolled:  # fmt: skip
         """Unroll one cell after another; see ``RecurrentCell.unroll``."""
         self.reset()
         states = sequences.zero_states(self.begin_state, inputs, layout) if begin_state is None else begin_state

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.nn import Activation
+from flowmx.gluon.parameter import Parameter
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.initializer import InitializerLike
 from flowmx.ops.registry.tensors import Functions, Tensor
@@ -76,7 +77,7 @@ class DeformableConvolution(HybridBlock):
         }  # fmt: skip
         inputs = in_channels // groups
 
-        def get(name: str, shape: tuple[int, ...], init: object) -> Any:
+        def get(name: str, shape: tuple[int, ...], init: InitializerLike) -> Parameter:
             return self.params.get(name, shape=shape, init=init, allow_deferred_init=True)
 
         with self.name_scope():

@@ -14,7 +14,7 @@ import logging
 import sys
 import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from flowmx import engine
 from flowmx.checkpoint.content import Place
@@ -40,6 +40,10 @@ from flowmx.metric import EvalMetric
 from flowmx.metric import Loss as LossMetric
 
 __all__ = ["Estimator"]
+
+
+Handlers: TypeAlias = dict[str, list[Any]]
+"""The handlers of each event, by the name of the method that handles it."""
 
 
 class Estimator:
@@ -89,9 +93,9 @@ class Estimator:
         self.max_epoch: int | None = None
         self.max_batch: int | None = None
         self.epoch_length: int | None = None
-        """The number of batches in an epoch of training, if the data knows it."""
+        """The number of batches in an epoch of training; None if the data has no length."""
         self.batch_axis = 0
-        self._waiting: _Waiting = _Blocking()
+        self._waiting: _WaitStrategy = _BlockingWaits()
 
     @property
     def train_metrics(self) -> list[EvalMetric]:
@@ -106,7 +110,7 @@ class Estimator:
     @property
     def asynchronous(self) -> bool:
         """Whether a coroutine (``fit_async``) is running; handlers must then return awaitables instead of blocking."""
-        return isinstance(self._waiting, _Awaiting)
+        return isinstance(self._waiting, _AwaitedWaits)
 
     # -- construction ----------------------------------------------------------------------------------
     # Subclasses of MXNet's estimator override methods with these names.
@@ -191,14 +195,16 @@ class Estimator:
         arguments = (train_data, val_data, epochs, event_handlers, batches, batch_axis)
         if asyncio._get_running_loop() is not None:
             return blocks_in_ordinary_code(self.fit_async)(*arguments)
-        return _run_to_completion(self._run_with(_Blocking(), self._fit, *arguments))
+        return _run_to_completion(self._run_with(_BlockingWaits(), self._fit, *arguments))
 
     async def fit_async(
         self, train_data: object, val_data: object = None, epochs: int | None = None, event_handlers: object = None,
         batches: int | None = None, batch_axis: int = 0,
     ) -> None:  # fmt: skip
         """Train like :meth:`fit`, in a coroutine that yields to other tasks; data may be an asynchronous iterable."""
-        await self._run_with(_Awaiting(), self._fit, train_data, val_data, epochs, event_handlers, batches, batch_axis)
+        await self._run_with(
+            _AwaitedWaits(), self._fit, train_data, val_data, epochs, event_handlers, batches, batch_axis
+        )
 
     def evaluate(
         self, val_data: object, batch_axis: int = 0, event_handlers: object = None
@@ -216,13 +222,15 @@ class Estimator:
         arguments = (val_data, batch_axis, event_handlers)
         if asyncio._get_running_loop() is not None:
             return blocks_in_ordinary_code(self.evaluate_async)(*arguments)
-        return _run_to_completion(self._run_with(_Blocking(), self._evaluate, *arguments))
+        return _run_to_completion(self._run_with(_BlockingWaits(), self._evaluate, *arguments))
 
     async def evaluate_async(self, val_data: object, batch_axis: int = 0, event_handlers: object = None) -> None:
         """Evaluate like :meth:`evaluate`, in a coroutine."""
-        await self._run_with(_Awaiting(), self._evaluate, val_data, batch_axis, event_handlers)
+        await self._run_with(_AwaitedWaits(), self._evaluate, val_data, batch_axis, event_handlers)
 
-    async def _run_with(self, waiting: _Waiting, work: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
+    async def _run_with(
+        self, waiting: _WaitStrategy, work: Callable[..., Coroutine[object, object, None]], *args: object
+    ) -> None:
         previous, self._waiting = self._waiting, waiting
         try:
             await work(*args)
@@ -250,7 +258,7 @@ class Estimator:
             is_finished = await self._notify(handlers, "epoch_end")
         await self._notify(handlers, "train_end")
 
-    def _begin(self, meeting: Meeting, train_data: object, handlers: dict[str, list[Any]], epochs: int) -> int:
+    def _begin(self, meeting: Meeting, train_data: object, handlers: Handlers, epochs: int) -> int:
         """Return the first epoch: in a running distributed job, the current epoch of the other workers."""
         start_epoch = epochs - (self.max_epoch or 0)  # a CheckpointHandler has reduced max_epoch
         epoch, batch = meeting.begin(Place(start_epoch, 0))
@@ -275,9 +283,7 @@ class Estimator:
             log_to_curves(metric)
         await self._notify(handlers, "epoch_end")
 
-    async def _epoch(
-        self, batches: Any, handlers: dict[str, list[Any]], compute: Callable[..., Any], batch_axis: int
-    ) -> None:
+    async def _epoch(self, batches: Any, handlers: Handlers, compute: Callable[..., Any], batch_axis: int) -> None:
         await self._notify(handlers, "epoch_begin")
         async for batch in self._waiting.batches(batches):
             await self._notify(handlers, "batch_begin", batch=batch)
@@ -287,12 +293,12 @@ class Estimator:
             if await self._notify(handlers, "batch_end", **details):
                 break
 
-    async def _notify(self, handlers: dict[str, list[Any]], event: str, **details: object) -> bool:
+    async def _notify(self, handlers: Handlers, event: str, **details: object) -> bool:
         """Call the handlers of an event; return whether one of them asks to stop."""
         results = [await self._waiting.result(getattr(handler, event)(self, **details)) for handler in handlers[event]]
         return any(results)
 
-    def _group_by_event(self, handlers: Sequence[events.EventHandler]) -> dict[str, list[Any]]:
+    def _group_by_event(self, handlers: Sequence[events.EventHandler]) -> Handlers:
         return dict(zip(_EVENTS, self._categorize_handlers(handlers), strict=True))
 
     # -- handlers, with the names that custom estimators call in MXNet -----------------------------------
@@ -339,7 +345,7 @@ def _add_defaults(
 # -- waiting in ordinary code and in a coroutine ------------------------------------------------------------
 
 
-class _Waiting(Protocol):
+class _WaitStrategy(Protocol):
     """The waiting strategy of the training coroutine: blocking, or awaiting."""
 
     @property
@@ -356,7 +362,7 @@ class _Waiting(Protocol):
         """Return a handler's result, awaiting it if necessary."""
 
 
-class _Blocking:
+class _BlockingWaits:
     """Waiting in a plain function, by blocking."""
 
     source_methods = ("__iter__",)
@@ -374,7 +380,7 @@ class _Blocking:
         return engine.run(_wait_for(value)) if inspect.isawaitable(value) and not hasattr(value, "asnumpy") else value
 
 
-class _Awaiting:
+class _AwaitedWaits:
     """Waiting in a coroutine, by awaiting."""
 
     source_methods = ("__iter__", "__aiter__")

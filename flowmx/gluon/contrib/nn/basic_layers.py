@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from flowmx import autograd
 from flowmx import ndarray as nd
@@ -13,7 +13,11 @@ from flowmx.gluon.base_block import Block
 from flowmx.gluon.contrib.nn.cross_device import Exchanges
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.nn import BatchNorm, HybridSequential, Sequential
+from flowmx.gluon.parameter_dict import ParameterDict
+from flowmx.gluon.scope import BlockOptions
+from flowmx.initializer import InitializerLike
 from flowmx.ndarray import NDArray
+from flowmx.ops.registry.dtypes import DTypeLike
 from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = [
@@ -31,11 +35,11 @@ class Concurrent(Sequential):
         params: as for ``Block``.
     """
 
-    def __init__(self, axis: int = -1, prefix: str | None = None, params: Any = None) -> None:
+    def __init__(self, axis: int = -1, prefix: str | None = None, params: ParameterDict | None = None) -> None:
         super().__init__(prefix=prefix, params=params)
         self.axis = axis
 
-    def forward(self, x: Any, *args: Any) -> Any:
+    def forward(self, x: Tensor, *args: Any) -> Any:
         """Return the concatenated outputs."""
         return nd.concat(*(block(x, *args) for block in self._children.values()), dim=self.axis)
 
@@ -49,11 +53,11 @@ class HybridConcurrent(HybridSequential):
         params: as for ``Block``.
     """
 
-    def __init__(self, axis: int = -1, prefix: str | None = None, params: Any = None) -> None:
+    def __init__(self, axis: int = -1, prefix: str | None = None, params: ParameterDict | None = None) -> None:
         super().__init__(prefix=prefix, params=params)
         self.axis = axis
 
-    def hybrid_forward(self, F: Functions, x: Tensor, *args: Any) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor, *args: object) -> Tensor:
         return F.concat(*(block(x, *args) for block in self._children.values()), dim=self.axis)
 
 
@@ -81,10 +85,20 @@ class SparseEmbedding(Block):
     """
 
     def __init__(
-        self, input_dim: int, output_dim: int, dtype: Any = "float32", weight_initializer: Any = None, **kwargs: Any
+        self,
+        input_dim: int,
+        output_dim: int,
+        dtype: DTypeLike = "float32",
+        weight_initializer: InitializerLike = None,
+        **kwargs: Unpack[BlockOptions],
     ) -> None:
         super().__init__(**kwargs)
-        self._kwargs = {"input_dim": input_dim, "output_dim": output_dim, "dtype": dtype, "sparse_grad": True}
+        self._kwargs: dict[str, Any] = {
+            "input_dim": input_dim,
+            "output_dim": output_dim,
+            "dtype": dtype,
+            "sparse_grad": True,
+        }
         self.weight = self.params.get(
             "weight", shape=(input_dim, output_dim), init=weight_initializer, dtype=dtype, grad_stype="row_sparse",
             stype="row_sparse",
@@ -123,9 +137,10 @@ class SyncBatchNorm(BatchNorm):
 
     def __init__(
         self, in_channels: int = 0, num_devices: int | None = None, momentum: float = 0.9, epsilon: float = 1e-5,
-        center: bool = True, scale: bool = True, use_global_stats: bool = False, beta_initializer: Any = "zeros",
-        gamma_initializer: Any = "ones", running_mean_initializer: Any = "zeros",
-        running_variance_initializer: Any = "ones", **kwargs: Any,
+        center: bool = True, scale: bool = True, use_global_stats: bool = False,
+        beta_initializer: InitializerLike = "zeros",
+        gamma_initializer: InitializerLike = "ones", running_mean_initializer: InitializerLike = "zeros",
+        running_variance_initializer: InitializerLike = "ones", **kwargs: Unpack[BlockOptions],
     ) -> None:  # fmt: skip
         super().__init__(
             1, momentum, epsilon, center, scale, use_global_stats, beta_initializer, gamma_initializer,
@@ -136,7 +151,9 @@ class SyncBatchNorm(BatchNorm):
         self._kwargs |= {"ndev": devices, "key": self.prefix}
         self._exchanges = Exchanges(f"SyncBatchNorm {self.name!r}", devices)
 
-    def hybrid_forward(self, F: Functions, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
+    def hybrid_forward(
+        self, F: Functions, x: Tensor, gamma: Tensor, beta: Tensor, running_mean: Tensor, running_var: Tensor
+    ) -> Any:
         if self._kwargs["ndev"] > 1:
             if not isinstance(x, NDArray):
                 warnings.warn(
@@ -148,7 +165,7 @@ class SyncBatchNorm(BatchNorm):
                 return self._normalize(x, gamma, beta, running_mean, running_var)
         return F.contrib.SyncBatchNorm(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
 
-    def _normalize(self, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
+    def _normalize(self, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> NDArray:
         """Normalize with the statistics of all devices, and update the running statistics."""
         moments = nd.stack(nd.mean(x, axis=1, exclude=True), nd.mean(nd.square(x), axis=1, exclude=True))
         mean, square = nd.split(self._exchanges.mean(moments), num_outputs=2, axis=0, squeeze_axis=True)
@@ -175,7 +192,7 @@ class _PixelShuffle(HybridBlock):
         if len(self._factors) != self.axes:
             raise ValueError(f"{type(self).__name__}: factor is {factor!r}, expected a number or {self.axes} of them")
 
-    def hybrid_forward(self, F: Functions, x: Tensor) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Tensor:
         # (n, c * f1 * f2, h, w) -> (n, c, f1, f2, h, w) -> (n, c, h, f1, w, f2) -> (n, c, h * f1, w * f2)
         out = F.reshape(x, shape=(0, -4, -1, self._product, *(0,) * self.axes))
         for split in range(1, self.axes):

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.gluon.rnn import HybridRecurrentCell, cell_steps
-from flowmx.gluon.rnn.cell_steps import StepResult
+from flowmx.gluon.rnn.cell_steps import StateInfo, StepResult
 from flowmx.initializer import InitializerLike
 from flowmx.ops.registry.tensors import Functions, Tensor, Tensors
 
@@ -71,7 +71,7 @@ class _ConvCell(HybridRecurrentCell):
         self._state_shape = self._layout_order((*self._output_lengths(lengths), hidden_channels))
         rows = len(self.kind.gates) * hidden_channels
 
-        def get(name: str, shape: tuple[int, ...], init: object) -> Any:
+        def get(name: str, shape: tuple[int, ...], init: InitializerLike) -> Any:
             return self.params.get(name, shape=shape, init=init, allow_deferred_init=True)
 
         i2h_shape = (rows, *self._layout_order((*self._i2h["kernel"], channels)))
@@ -109,7 +109,7 @@ class _ConvCell(HybridRecurrentCell):
         """Return a shape with the channels at the end, in the order of the layout."""
         return (shape[-1], *shape[:-1]) if self._channel_axis == 1 else shape
 
-    def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
+    def state_info(self, batch_size: int = 0) -> list[StateInfo]:
         """Return the shape and layout of each state."""
         info = {"shape": (batch_size, *self._state_shape), "__layout__": self._conv_layout}
         return [dict(info) for _ in range(self.kind.states)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.gluon.rnn import BidirectionalCell, HybridRecurrentCell, RecurrentCell, cell_steps, sequences
-from flowmx.gluon.rnn.cell_steps import StepResult
+from flowmx.gluon.rnn.cell_steps import StateInfo, StepResult, Unrolled
 from flowmx.gluon.rnn.modifiers import _StatefulModifier, unmodified
 from flowmx.gluon.rnn.recurrent_cell import unrolls
 from flowmx.initializer import InitializerLike
@@ -96,7 +96,7 @@ class VariationalDropoutCell(_StatefulModifier):
     def unroll(
         self, length: int, inputs: Any, begin_state: list[Any] | None = None, layout: str = "NTC",
         merge_outputs: bool | None = None, valid_length: object = None,
-    ) -> tuple[Any, list[Any]]:  # fmt: skip
+    ) -> Unrolled:  # fmt: skip
         """Unroll the wrapped cell; without dropout of states, mask inputs and outputs as whole sequences."""
         if self.drop_states:
             return super().unroll(length, inputs, begin_state, layout, merge_outputs, valid_length)
@@ -142,7 +142,7 @@ class LSTMPCell(HybridRecurrentCell):
         self._hidden_size, self._projection_size = hidden_size, projection_size
         rows = 4 * hidden_size
 
-        def get(name: str, shape: tuple[int, ...], init: object) -> Any:
+        def get(name: str, shape: tuple[int, ...], init: InitializerLike) -> Any:
             return self.params.get(name, shape=shape, init=init, allow_deferred_init=True)
 
         self.i2h_weight = get("i2h_weight", (rows, input_size), i2h_weight_initializer)
@@ -151,7 +151,7 @@ class LSTMPCell(HybridRecurrentCell):
         self.i2h_bias = get("i2h_bias", (rows,), i2h_bias_initializer)
         self.h2h_bias = get("h2h_bias", (rows,), h2h_bias_initializer)
 
-    def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
+    def state_info(self, batch_size: int = 0) -> list[StateInfo]:
         """Return the shape and layout of each state."""
         lengths = (self._projection_size, self._hidden_size)
         return [{"shape": (batch_size, length), "__layout__": "NC"} for length in lengths]

@@ -15,6 +15,7 @@ from flowmx import image, recordio
 from flowmx import ndarray as nd
 from flowmx.data import image_lists
 from flowmx.data.idx import read_mnist
+from flowmx.devices.arrays import Array
 from flowmx.download import data_dir, fetch, repository
 from flowmx.gluon.data.dataset import Dataset, Numbers, RecordFileDataset
 from flowmx.ndarray import NDArray
@@ -69,7 +70,7 @@ class _FromFiles(Dataset[tuple[NDArray, Numbers]]):
     def __len__(self) -> int:
         return len(self._label)
 
-    def _read(self) -> tuple[Any, Any]:
+    def _read(self) -> tuple[Array, Array]:
         """Return the images, (number, height, width, channels), and the labels."""
         raise NotImplementedError
 
@@ -107,7 +108,7 @@ class MNIST(_FromFiles):
         "763e7fa3757d93b0cdec073cef058b2004252c17",
     )
 
-    def _read(self) -> tuple[Any, Any]:
+    def _read(self) -> tuple[Array, Array]:
         part = "train" if self._train else "t10k"
         images, labels = (self._file(f"{part}-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1"))
         pixels, classes = read_mnist(images, labels)
@@ -152,12 +153,12 @@ class CIFAR10(_FromFiles):
     def _label_column(self) -> int:
         return 0
 
-    def _read(self) -> tuple[Any, Any]:
+    def _read(self) -> tuple[Array, Array]:
         rows = np.concatenate([self._rows(name, raw) for name, raw in self._contents()])
         images = rows[:, self._labels :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         return np.ascontiguousarray(images), rows[:, self._label_column()].astype(np.int32)
 
-    def _rows(self, name: str, raw: bytes) -> Any:
+    def _rows(self, name: str, raw: bytes) -> Array:
         width = self._labels + 3072
         if not raw or len(raw) % width:
             raise ValueError(

@@ -77,14 +77,14 @@ class _Mix(Block):
         return one_hot
 
 
-def _before(batch: NDArray) -> NDArray:
+def _shift_by_one(batch: NDArray) -> NDArray:
     """Return a batch whose samples have moved by one; the last one is the first."""
     size = batch.shape[0]
     moved: NDArray = nd.concat(batch[size - 1 :], batch[: size - 1], dim=0) if size > 1 else batch
     return moved
 
 
-def _weigh(first: NDArray, second: NDArray, share: float) -> NDArray:
+def _weighted_sum(first: NDArray, second: NDArray, share: float) -> NDArray:
     mixed: NDArray = first * share + second * (1 - share)
     return mixed
 
@@ -117,7 +117,7 @@ class MixUp(_Mix):
         super().__init__(num_classes, alpha, p)
 
     def mix(self, x: NDArray, labels: NDArray, share: float) -> tuple[NDArray, NDArray]:
-        return _weigh(x, _before(x), share), _weigh(labels, _before(labels), share)
+        return _weighted_sum(x, _shift_by_one(x), share), _weighted_sum(labels, _shift_by_one(labels), share)
 
 
 class CutMix(_Mix):
@@ -159,9 +159,9 @@ class CutMix(_Mix):
         area = (slice(None),) * self._row_axis + (slice(top, bottom), slice(left, right))
         mixed = x.copy()
         if bottom > top and right > left:
-            mixed[area] = _before(x)[area]
+            mixed[area] = _shift_by_one(x)[area]
         remaining = 1 - (bottom - top) * (right - left) / (height * width)
-        return mixed, _weigh(labels, _before(labels), remaining)
+        return mixed, _weighted_sum(labels, _shift_by_one(labels), remaining)
 
 
 def _interval(length: int, share: float) -> tuple[int, int]:

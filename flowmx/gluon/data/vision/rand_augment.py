@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from flowmx import ndarray as nd
 from flowmx.data import rng
 from flowmx.data.augmentation.geometry import warp
 from flowmx.devices import cpu
+from flowmx.devices.arrays import Array
 from flowmx.errors import ArgumentError
 from flowmx.gluon.block import Block
 from flowmx.gluon.data.vision.transform_bases import HostTransform
@@ -21,7 +22,7 @@ from flowmx.semantics import with_semantics
 
 __all__ = ["RandAugment"]
 
-Image = Any
+Image = Array
 """An array of uint8, (height, width, channels)."""
 
 
@@ -74,7 +75,7 @@ class RandAugment(HostTransform, Block):
             (name, self._strength * (generator.choice((-1, 1)) if name in _SIGNED else 1)) for name in names
         ]  # fmt: skip
 
-    def forward(self, x: NDArray, *args: Any) -> NDArray:
+    def forward(self, x: NDArray, *args: object) -> NDArray:
         """Enqueue the changes of an image, and return the new one."""
         _check(x)
         changes = self.draw()
@@ -88,7 +89,7 @@ class RandAugment(HostTransform, Block):
         engine.push(compute, reads=[x], writes=[out], name="RandAugment")
         return cast("NDArray", with_semantics(out))
 
-    def host(self, image: object) -> Any:
+    def host(self, image: Image) -> Image:
         _check(image)
         return self.transform(image, self.draw())
 
@@ -144,11 +145,12 @@ def _blend(base: object, image: Image, strength: float) -> Image:
     return np.clip(blended, 0, 255).astype(np.uint8)
 
 
-def _gray(image: Image) -> Any:
+def _gray(image: Image) -> Array:
     """Return an image's luminance as in PIL, (height, width, 1); images without three channels are their own."""
     if image.shape[2] != 3:
         return image
-    return ((image.astype(np.int32) @ np.array([19595, 38470, 7471]) + 0x8000) >> 16)[..., None].astype(np.uint8)
+    luminance: Array = (image.astype(np.int32) @ np.array([19595, 38470, 7471]) + 0x8000) >> 16
+    return luminance[..., None].astype(np.uint8)
 
 
 def _brightness(image: Image, strength: float, fill: int, interpolation: int) -> Image:
@@ -181,7 +183,7 @@ def _solarize(image: Image, strength: float, fill: int, interpolation: int) -> I
     return np.where(image < 255 * (1 - strength), image, 255 - image)
 
 
-def _map_channels(image: Image, table: Callable[[Any], Any]) -> Image:
+def _map_channels(image: Image, table: Callable[[Array], Array]) -> Image:
     """Map the values of each channel by a table of 256 values, a function of the channel's histogram."""
     out = np.empty_like(image)
     for channel in range(image.shape[2]):
@@ -194,24 +196,26 @@ def _auto_contrast(image: Image, strength: float, fill: int, interpolation: int)
     return _map_channels(image, _contrast_table)
 
 
-def _contrast_table(histogram: Any) -> Any:
+def _contrast_table(histogram: Array) -> Array:
     low, high = np.flatnonzero(histogram)[[0, -1]]
     if high <= low:
         return np.arange(256, dtype=np.uint8)
     scale = 255 / (high - low)
-    return np.clip((np.arange(256) * scale - low * scale).astype(np.int32), 0, 255).astype(np.uint8)
+    table: Array = np.arange(256) * scale - low * scale
+    return np.clip(table.astype(np.int32), 0, 255).astype(np.uint8)
 
 
 def _equalize(image: Image, strength: float, fill: int, interpolation: int) -> Image:
     return _map_channels(image, _equal_table)
 
 
-def _equal_table(histogram: Any) -> Any:
+def _equal_table(histogram: Array) -> Array:
     step = (histogram.sum() - histogram[histogram > 0][-1]) // 255
     if not step:
         return np.arange(256, dtype=np.uint8)
     below = np.concatenate([[0], np.cumsum(histogram)[:-1]])
-    return np.minimum((step // 2 + below) // step, 255).astype(np.uint8)
+    table: Array = (step // 2 + below) // step
+    return np.minimum(table, 255).astype(np.uint8)
 
 
 def _identity(image: Image, strength: float, fill: int, interpolation: int) -> Image:

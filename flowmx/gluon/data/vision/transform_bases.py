@@ -26,7 +26,7 @@ class HostTransform:
 class RandomTransform(Layer):
     """Base class of random transforms: :meth:`draw` transforms an array, :meth:`operator` a symbol."""
 
-    def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: Any) -> Tensor:
+    def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: object) -> Tensor:
         return self.operator(F, x) if F is sym else self.draw(cast("NDArray", x))
 
     def draw(self, x: NDArray) -> NDArray:

@@ -110,7 +110,7 @@ class RandomApply(Sequential):
         self.transforms = Compose(transforms) if isinstance(transforms, (list, tuple)) else transforms
         self.p = p
 
-    def forward(self, x: NDArray, *args: Any) -> NDArray:
+    def forward(self, x: NDArray, *args: object) -> NDArray:
         return self.transforms(x) if rng.python().random() <= self.p else x
 
 
@@ -127,7 +127,7 @@ class HybridRandomApply(HybridSequential):
         self.transforms = transforms
         self.p = p
 
-    def hybrid_forward(self, F: Functions, x: Tensor, *args: Any) -> Tensor:
+    def hybrid_forward(self, F: Functions, x: Tensor, *args: object) -> Tensor:
         if F is not sym:
             return self.transforms(x) if rng.current().random() < self.p else x
         draw = F.broadcast_add(F.zeros_like(F.cast(x, dtype="float32")), F.random.uniform(0, 1, shape=(1,)))
@@ -149,7 +149,7 @@ class Cast(HostTransform, Layer):
         super().__init__()
         self._dtype = dtype
 
-    def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: Any) -> Tensor:
+    def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: object) -> Tensor:
         return F.cast(x, dtype=self._dtype)
 
     def host(self, image: Any) -> Any:
@@ -159,7 +159,7 @@ class Cast(HostTransform, Layer):
 class ToTensor(HostTransform, Layer):
     """Convert images (H, W, C) with values from 0 to 255 to float32 (C, H, W) with values from 0 to 1."""
 
-    def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: Any) -> Tensor:
+    def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: object) -> Tensor:
         _check_layout(self, F, x)
         return F.image.to_tensor(x)
 
@@ -183,7 +183,7 @@ class Normalize(HostTransform, Layer):
         super().__init__()
         self._mean, self._std = (tuple(np.atleast_1d(value).astype(float).tolist()) for value in (mean, std))
 
-    def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: Any) -> Tensor:
+    def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: object) -> Tensor:
         return F.image.normalize(x, mean=self._mean, std=self._std)
 
     def host(self, image: Any) -> Any:
@@ -217,7 +217,7 @@ class Rotate(Block):
         super().__init__()
         self._args = (rotation_degrees, zoom_in, zoom_out)
 
-    def forward(self, x: NDArray, *args: Any) -> NDArray:
+    def forward(self, x: NDArray, *args: object) -> NDArray:
         return image.imrotate(x, *self._args)
 
 
@@ -246,7 +246,7 @@ class RandomRotation(Block):
         self._args = (angle_limits, zoom_in, zoom_out)
         self._probability = rotate_with_proba
 
-    def forward(self, x: NDArray, *args: Any) -> NDArray:
+    def forward(self, x: NDArray, *args: object) -> NDArray:
         return image.random_rotate(x, *self._args) if rng.numpy().random_sample() <= self._probability else x
 
 
@@ -266,7 +266,7 @@ class RandomResizedCrop(Block):
         super().__init__()
         self._args = (_pair(size), scale, ratio, interpolation)
 
-    def forward(self, x: NDArray, *args: Any) -> NDArray:
+    def forward(self, x: NDArray, *args: object) -> NDArray:
         expect_channels_last("RandomResizedCrop", x)
         return image.random_size_crop(x, *self._args)[0]
 
@@ -287,7 +287,7 @@ class RandomCrop(Block):
         self._pad = None if pad is None else _pair(pad)
         self._pad_value = pad_value
 
-    def forward(self, x: NDArray, *args: Any) -> NDArray:
+    def forward(self, x: NDArray, *args: object) -> NDArray:
         expect_channels_last("RandomCrop", x)
         if self._pad is not None:
             horizontal, vertical = self._pad
@@ -315,7 +315,7 @@ class CropResize(Layer):
         self._size = size and _pair(size)
         self._interpolation = 1 if interpolation is None else interpolation
 
-    def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: Any) -> Tensor:
+    def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: object) -> Tensor:
         _check_layout(self, F, x)
         crop = F.image.crop(x, **self._area)
         return F.image.resize(crop, size=self._size, interp=self._interpolation) if self._size else crop
@@ -333,7 +333,7 @@ class CenterCrop(Block):
         super().__init__()
         self._args = (_pair(size), interpolation)
 
-    def forward(self, x: NDArray, *args: Any) -> NDArray:
+    def forward(self, x: NDArray, *args: object) -> NDArray:
         expect_channels_last("CenterCrop", x)
         return image.center_crop(x, *self._args)[0]
 
@@ -351,7 +351,7 @@ class Resize(Layer):
         super().__init__()
         self._args = {"size": size, "keep_ratio": keep_ratio, "interp": interpolation}
 
-    def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: Any) -> Tensor:
+    def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: object) -> Tensor:
         _check_layout(self, F, x)
         return F.image.resize(x, **self._args)
 
@@ -522,5 +522,5 @@ class RandomGray(Block):
         super().__init__()
         self._gray = RandomGrayAug(p)
 
-    def forward(self, x: NDArray, *args: Any) -> NDArray:
+    def forward(self, x: NDArray, *args: object) -> NDArray:
         return self._gray(x.astype("float32")).astype(x.dtype)

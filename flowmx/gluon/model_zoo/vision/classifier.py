@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flowmx.gluon import nn
 from flowmx.gluon.hybrid import HybridBlock, Layer
 from flowmx.ops.registry.tensors import Functions, Tensor
@@ -15,5 +13,6 @@ class Classifier(Layer):
     features: nn.HybridSequential
     output: HybridBlock
 
-    def hybrid_forward(self, F: Functions, x: Tensor) -> Any:
-        return self.output(self.features(x))
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Tensor:
+        scores: Tensor = self.output(self.features(x))
+        return scores

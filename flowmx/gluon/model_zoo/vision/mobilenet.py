@@ -21,7 +21,7 @@ __all__ = [
 class RELU6(HybridBlock):
     """Clips the input to the range from 0 to 6."""
 
-    def hybrid_forward(self, F: Functions, x: Tensor) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Tensor:
         return F.clip(x, 0, 6, name="relu6")
 
 
@@ -62,7 +62,7 @@ class LinearBottleneck(HybridBlock):
             self.out.convolve(expanded, kernel=3, stride=stride, pad=1, groups=expanded, relu6=True)
             self.out.convolve(channels, linear=True)
 
-    def hybrid_forward(self, F: Functions, x: Tensor) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Tensor:
         out = self.out(x)
         return F.elemwise_add(out, x) if self.use_shortcut else out
 

@@ -55,7 +55,7 @@ class _BlockV1(HybridBlock):
     def _convolutions(self, channels: int, stride: int, in_channels: int) -> Sequence[HybridBlock]:
         raise NotImplementedError
 
-    def hybrid_forward(self, F: Functions, x: Tensor) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
         return F.Activation(shortcut + self.body(x), act_type="relu")
 
@@ -94,7 +94,7 @@ class _BlockV2(HybridBlock):
     def _convolutions(self, channels: int, stride: int, in_channels: int) -> Sequence[HybridBlock]:
         raise NotImplementedError
 
-    def hybrid_forward(self, F: Functions, x: Tensor) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Tensor:
         shortcut = x
         for depth in range(1, self._depth + 1):
             x = F.Activation(getattr(self, f"bn{depth}")(x), act_type="relu")

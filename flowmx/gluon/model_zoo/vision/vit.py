@@ -9,6 +9,7 @@ from flowmx.gluon.base_block import A
 from flowmx.gluon.hybrid import HybridBlock, Layer
 from flowmx.gluon.model_zoo.calls import Unpooled
 from flowmx.gluon.nn.positions import first_place
+from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.initializer import Normal
 from flowmx.ops.registry.tensors import Functions, Tensor
 
@@ -116,11 +117,13 @@ class ViTClassifier(Layer):
         (1, 10)
     """
 
-    def __init__(self, classes: int = 1000, prefix: str | None = None, params: Any = None, **options: Any) -> None:
+    def __init__(
+        self, classes: int = 1000, prefix: str | None = None, params: ParameterDict | None = None, **options: Any
+    ) -> None:
         super().__init__(prefix=prefix, params=params)
         with self.name_scope():
             self.vit = ViT(pooler=False, **options)
             self.output = nn.Dense(classes, in_units=options.get("units", 768))
 
-    def hybrid_forward(self, F: Functions, x: Tensor) -> Any:
+    def hybrid_forward(self, F: Functions, x: Tensor) -> Tensor:
         return self.output(first_place(F, self.vit(x)))
