@@ -31,6 +31,7 @@ from flowmx.ops.registry.dtypes import element
 from flowmx.ops.registry.operators import Array, Shape, lookup
 from flowmx.ops.sparse.shapes import SparseShape
 
+_WHOLE = slice(None)
 _BASIC = (int, np.integer, slice, type(None), type(Ellipsis))
 _MASK_OF_NUMBERS = (
     "the index is a mask of the numbers 0 and 1, which are row numbers here, as in MXNet: x[mask] is made of rows 0 "
@@ -43,10 +44,13 @@ _warned_lines: set[tuple[str, int]] = set()
 
 def get(array: BaseArray, key: Any) -> BaseArray:
     """Compute ``array[key]``: a view if a basic key selects contiguous elements, else a copy."""
-    parts = _parts(key)
-    if not all(isinstance(part, _BASIC) for part in parts):
-        return _gather(array, parts)
-    full = _expand(array, parts)
+    if (key.__class__ is slice or key.__class__ is int) and array.dims:  # as usual
+        full: tuple[object, ...] = (key, *(_WHOLE,) * (len(array.dims) - 1))
+    else:
+        parts = _parts(key)
+        if not all(isinstance(part, _BASIC) for part in parts):
+            return _gather(array, parts)
+        full = _expand(array, parts)
     offset, shape, strides = _view(array, full)
     itemsize = array.element_type.itemsize
     if full and not shape:  # a single element becomes an array of shape (1,), as in MXNet
@@ -175,7 +179,7 @@ def _expand(array: BaseArray, parts: tuple[Any, ...]) -> tuple[object, ...]:
     ndim = len(array.dims)
     if taken > ndim:
         raise IndexError(f"too many indices: {taken} for an array of shape {array.dims}")
-    fill = (slice(None),) * (ndim - taken)
+    fill = (_WHOLE,) * (ndim - taken)
     if Ellipsis in parts:
         where = parts.index(Ellipsis)
         return (*parts[:where], *fill, *parts[where + 1 :])
@@ -206,7 +210,10 @@ def _view(array: BaseArray, full: tuple[Any, ...]) -> tuple[int, Shape, tuple[in
             strides.append(array.element_type.itemsize)
             continue
         length, stride = array.dims[axis], old[axis]
-        if isinstance(part, slice):
+        if part is _WHOLE:
+            shape.append(length)
+            strides.append(stride)
+        elif isinstance(part, slice):
             start, stop, step = part.indices(length)
             count = max(0, -(-(stop - start) // step))
             offset += start * stride if count else 0

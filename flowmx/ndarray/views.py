@@ -25,6 +25,7 @@ from flowmx.ops.registry.operators import Shape, lookup
 from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 
 
+@lru_cache(4096)
 def contiguous_strides(shape: Shape, itemsize: int) -> tuple[int, ...]:
     """Return the byte strides of a C-contiguous array."""
     strides, step = [], itemsize

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from flowmx.errors import ShapeError
@@ -14,6 +15,7 @@ from flowmx.ops.arrays.shape_arithmetic import length_product
 from flowmx.ops.registry.operators import Shape
 
 
+@lru_cache(4096)
 def resolve_reshape(old: Shape, codes: Shape, reverse: bool = False) -> Shape:
     """Return the shape that MXNet's reshape codes denote for an input of shape ``old``.
 
