@@ -113,6 +113,10 @@ def _in_place(array_name: str, scalar_name: str) -> Callable[[Any, Any], NDArray
     return method
 
 
+_plain_calls: dict[str, FastCall] = {}
+"""Operators without parameters, by name."""
+
+
 class Arithmetic(BaseArray):
     """Arrays with arithmetic; comparisons return 1 and 0 in the array's dtype."""
 
@@ -168,4 +172,7 @@ class Arithmetic(BaseArray):
         return self._call("dot" if len(self.dims) <= 2 else "batch_dot", other)
 
     def _call(self, name: str, *others: BaseArray, **parameters: Any) -> Self:
+        if not parameters:
+            plain = _plain_calls.get(name) or _plain_calls.setdefault(name, FastCall(lookup(name).create()))
+            return cast("Self", plain(self, *others))
         return cast("Self", invoke(lookup(name).create(**parameters), [self, *others], depth=3))

@@ -43,7 +43,7 @@ def call(cls: type[Operator], args: tuple[object, ...], kwargs: dict[str, Any], 
     return invoke(op, ordered, out, _device(ctx) if ctx and not ordered else None, depth)
 
 
-class _Calls:
+class Calls:
     """A cache of the calls of one operator's function, keyed by all arguments except the arrays.
 
     Loops repeat the same calls, and sorting arguments takes longer than a small operator.
@@ -52,6 +52,14 @@ class _Calls:
     def __init__(self, cls: type[Operator]) -> None:
         self._cls = cls
         self._bound: dict[object, _BoundCall] = {}
+        self._alone: Callable[[BaseArray], Any] | None = None
+
+    def on(self, array: BaseArray) -> Any:
+        """Call the operator with one array, and no other arguments."""
+        if self._alone is None:
+            fast = plain_call(self._cls) if len(self._cls.arguments) == 1 else None
+            self._alone = fast or (lambda array: self((array,), {}))
+        return self._alone(array)
 
     def __call__(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
         """Call the operator with the user's arguments."""
@@ -139,6 +147,12 @@ def _device(ctx: devices.Context | str) -> devices.Device:
     return devices.get(ctx)
 
 
+def plain_call(cls: type[Operator]) -> FastCall | None:
+    """Return the call of an operator of one or two arrays without parameters; None if calls need more."""
+    plain = _without_parameters(cls)
+    return None if plain is None or len(cls.arguments) > _MAX_FAST else FastCall(plain)
+
+
 def _without_parameters(cls: type[Operator]) -> Operator | None:
     """Return the operator with its default parameters, or None if calls need more than arrays."""
     if cls.variadic or cls.auxiliary or not cls.arguments or cls.updates or cls.traits.uses_random:
@@ -155,16 +169,15 @@ def _without_parameters(cls: type[Operator]) -> Operator | None:
 def function_for(name: str) -> Callable[..., Any]:
     """Return the array function of an operator."""
     cls = lookup(name)
-    plain = _without_parameters(cls)
+    fast = plain_call(cls)
     count = len(cls.arguments)
-    calls = _Calls(cls)
-    if plain is None or count > 2:
+    calls = Calls(cls)
+    if fast is None:
 
         def function(*args: object, **kwargs: object) -> Any:
             return calls(args, kwargs)
 
     else:
-        fast = FastCall(plain)
 
         def function(*args: object, **kwargs: object) -> Any:
             # The usual call: only arrays, so there is nothing to sort.
@@ -179,14 +192,14 @@ def function_for(name: str) -> Callable[..., Any]:
     return function
 
 
-_hidden: dict[str, _Calls] = {}
+_hidden: dict[str, Calls] = {}
 
 
 def op(name: str, /, *args: object, **kwargs: object) -> Any:
     """Call an operator by name on arrays."""
     calls = _hidden.get(name)
     if calls is None:
-        calls = _hidden[name] = _Calls(lookup(name))
+        calls = _hidden[name] = Calls(lookup(name))
     return calls(args, kwargs)
 
 

@@ -55,10 +55,10 @@ class Methods:
 def method_for(name: str) -> Callable[..., Any]:
     """Return the method of an operator."""
     cls = lookup(name)
-    calls = functions._Calls(cls)
+    calls = functions.Calls(cls)
 
-    def method(self: object, *args: object, **kwargs: object) -> Any:
-        return calls((self, *args), kwargs)
+    def method(self: NDArray, *args: object, **kwargs: object) -> Any:
+        return calls((self, *args), kwargs) if args or kwargs else calls.on(self)
 
     calling.set_method_signature(method, cls, name, "flowmx.ndarray", "NDArray", ("out",))
     return method
