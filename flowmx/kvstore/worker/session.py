@@ -61,6 +61,7 @@ class Session:
         node: this process in the job.
         servers: the number of servers of the job.
         connect: a function that returns a channel to a server.
+        loop_thread: the thread with the session's event loop; by default a new one.
 
     Attributes:
         servers: the number of servers of the job.
@@ -71,7 +72,9 @@ class Session:
         barrier_rounds: the number of completed rounds of :meth:`barrier`.
     """
 
-    def __init__(self, mode: Mode, node: Node, servers: int, connect: Connect) -> None:
+    def __init__(
+        self, mode: Mode, node: Node, servers: int, connect: Connect, loop_thread: LoopThread | None = None
+    ) -> None:
         if servers < 1:
             raise KVStoreError(
                 "a distributed store needs at least one server, and FLOWMX_NUM_SERVERS is 0: start the job with "
@@ -84,7 +87,7 @@ class Session:
         self.lost: BaseException | None = None
         self.closed = False
         self.barrier_rounds = 0
-        self._loop_thread = LoopThread("flowmx-kvstore", settings.get().uvloop)
+        self._loop_thread = loop_thread or LoopThread("flowmx-kvstore", settings.get().uvloop)
         self._loop = self._loop_thread.loop
         self.actor = NetworkActor(f"kvstore worker {id(self):x}", self._loop)
         sender = {"node": node.id, "incarnation": node.incarnation}
@@ -127,11 +130,10 @@ class Session:
         """Leave the job; block until it is left, for at most `seconds`."""
         if self.closed or not self.is_in_creating_process:
             return
-        self.closed = True
-        self._loop.call_soon_threadsafe(self._leaving.set)
+        life = self.leave()
         try:  # waiting operations raise the error
-            if self._life is not None:
-                self._life.result(seconds)
+            if life is not None:
+                life.result(seconds)
         except TimeoutError:
             self.lost = self.lost or SchedulerGone(f"the scheduler did not answer for {seconds:g} s")
         except CancelledError:
@@ -142,6 +144,12 @@ class Session:
             self._loop_thread.thread.join(seconds)
         else:
             self._loop.call_soon_threadsafe(self._stop_later)
+
+    def leave(self) -> Future[None] | None:
+        """Begin to leave the job; return a future that completes when it is left, or None if it was not joined."""
+        self.closed = True
+        self._loop.call_soon_threadsafe(self._leaving.set)
+        return self._life
 
     def _has_work(self) -> bool:
         """Return whether operations are pending; they will be refused when they start."""

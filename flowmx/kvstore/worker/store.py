@@ -429,11 +429,14 @@ class DistKVStore(DistValues):
         """
         if self._session.closed or not self._session.is_in_creating_process:
             return
+        self._wait_for(self._finish(), timeout)
+        self._session.close(settings.get().exit_timeout)
+
+    def _finish(self) -> Handle:
+        """Enqueue an operation that ends after everything pushed so far."""
         with self._lock:
             orders = tuple(entry.order for entry in self._family.entries())
-            last = self._enqueue("kvstore close", lambda: None, (), (), (*orders, self._control))
-        self._wait_for(last, timeout)
-        self._session.close(settings.get().exit_timeout)
+            return self._enqueue("kvstore close", lambda: None, (), (), (*orders, self._control))
 
     def _wait_for(self, op: Handle, timeout: float | None) -> None:
         """Wait until an operation has ended or failed; log long waits."""

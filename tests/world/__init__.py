@@ -1,0 +1,1 @@
+"""A world from one seed: a whole job in one thread, under simulated time, with a simulated network and faults."""

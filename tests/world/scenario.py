@@ -1,0 +1,123 @@
+"""A scenario: a job, the behavior of its network, and its faults, all drawn from one seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+__all__ = ["Fault", "Scenario", "draw"]
+
+HEARTBEAT, TIMEOUT, RECONNECT = 1.0, 10.0, 30.0
+"""A node's timing in a world, in seconds: the defaults of the settings."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong once.
+
+    Attributes:
+        at: the time, in seconds.
+        kind: ``kill``, ``pause``, ``cut`` (both directions), ``mute`` (one direction), ``reset`` or ``slow``.
+        target: the process.
+        other: the other process of a fault of their link.
+        seconds: the duration; for ``kill``, the time until the process is started again, or 0.
+    """
+
+    at: float
+    kind: str
+    target: str
+    other: str = ""
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        where = f"{self.target} and {self.other}" if self.other else self.target
+        return f"{self.at:.3f} s: {self.kind} {where}" + (f" for {self.seconds:.1f} s" if self.seconds else "")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A job and its faults.
+
+    Attributes:
+        seed: the seed of the schedule and of the network.
+        mode: the consistency mode: ``sync``, ``async`` or ``stale``.
+        policy: ``elastic`` or ``stop``.
+        steps: the number of training steps.
+        keys: the number of keys.
+        compute: the longest duration of a step's computation, in seconds.
+        delay, split: the delay of the network's links, and the probability that a write is split.
+        bound: elements from which a key is split over the servers.
+    """
+
+    seed: int
+    mode: str = "sync"
+    policy: str = "elastic"
+    workers: int = 2
+    servers: int = 2
+    steps: int = 20
+    keys: int = 2
+    compute: float = 1.0
+    delay: float = 1e-4
+    split: float = 0.0
+    bound: int = 1_000_000
+    faults: tuple[Fault, ...] = field(default=())
+
+    @property
+    def writers(self) -> int:
+        """The largest number of starts of workers."""
+        return self.workers + sum(fault.kind == "kill" and fault.target.startswith("worker") for fault in self.faults)
+
+
+def draw(seed: int) -> Scenario:
+    """Draw a scenario."""
+    rng = random.Random(f"{seed} scenario")
+    workers, servers = rng.choice((1, 2, 2, 3)), rng.choice((1, 2, 2, 3))
+    policy = rng.choice(("elastic", "elastic", "elastic", "stop"))
+    return Scenario(
+        seed,
+        mode=rng.choice(("sync", "sync", "async", "stale")),
+        policy=policy,
+        workers=workers,
+        servers=servers,
+        steps=rng.randint(5, 30),
+        keys=rng.randint(1, 4),
+        compute=rng.choice((0.01, 0.3, 2.0)),
+        delay=rng.choice((1e-4, 1e-3, 0.05)),
+        split=rng.choice((0.0, 0.0, 0.3)),
+        bound=rng.choice((4, 1_000_000)),
+        faults=_stop_fault(rng, workers, servers) if policy == "stop" else _faults(rng, workers, servers),
+    )
+
+
+def _stop_fault(rng: random.Random, workers: int, servers: int) -> tuple[Fault, ...]:
+    if rng.random() < 0.3:
+        return ()
+    return (Fault(rng.uniform(0, 20), "kill", rng.choice(_nodes(workers, servers))),)
+
+
+def _faults(rng: random.Random, workers: int, servers: int) -> tuple[Fault, ...]:
+    """Draw faults that a job survives: at most one server at a time is lost, and its successor gets time to copy."""
+    faults, now = [], 0.0
+    for _ in range(rng.choice((0, 1, 1, 2, 3, 5))):
+        now += rng.choice((rng.uniform(0, 1), rng.uniform(0, 15)))
+        faults.append(fault := _fault(rng, now, workers, servers))
+        if fault.kind == "kill" and fault.target.startswith("server"):
+            now += 2 * TIMEOUT + fault.seconds
+    return tuple(faults)
+
+
+def _fault(rng: random.Random, at: float, workers: int, servers: int) -> Fault:
+    nodes = _nodes(workers, servers)
+    kind = rng.choice(("kill", "kill", "pause", "cut", "mute", "reset", "slow"))
+    if kind == "kill":
+        killable = nodes if servers > 1 else [name for name in nodes if name.startswith("worker")]
+        return Fault(at, kind, rng.choice([*killable, "scheduler"]), seconds=rng.choice((0.5, 3.0, 15.0)))
+    short = rng.uniform(0.01, TIMEOUT / 3)
+    if kind == "pause":
+        return Fault(at, kind, rng.choice([*nodes, "scheduler"]), seconds=short)
+    target, other = rng.sample([*nodes, "scheduler"], 2)
+    return Fault(at, kind, target, other, 0.0 if kind == "reset" else short)
+
+
+def _nodes(workers: int, servers: int) -> list[str]:
+    return [f"worker {rank}" for rank in range(workers)] + [f"server {rank}" for rank in range(servers)]
