@@ -59,6 +59,11 @@ class AdmittedRequest:
         self.nbytes += nbytes
         self._budget.nbytes += nbytes
 
+    def release(self, nbytes: int) -> None:
+        """Remove bytes that have been processed, while the request continues."""
+        self.nbytes -= nbytes
+        self._budget.nbytes -= nbytes
+
 
 class Admission:
     """The numbers of requests and bytes in flight, and the limits on them.

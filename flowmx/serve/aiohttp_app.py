@@ -26,6 +26,7 @@ from flowmx.serve.request_tasks import RequestTasks
 from flowmx.serve.service import DRAIN_SECONDS, Service
 from flowmx.serve.sessions.messages import Message
 from flowmx.serve.sessions.socket_call import GOING_AWAY, TOO_SLOW, SocketCall
+from flowmx.serve.sessions.stream_call import StreamCall
 from flowmx.serve.sources import ModelSource
 from flowmx.serve.streams import SlowReader, send
 
@@ -125,7 +126,11 @@ async def _respond(request: web.Request) -> web.StreamResponse:
             connections.mark_authenticated(request.transport)
             note(Phase.WORKING)
             return await _socket(request, result)
-        reply = result if isinstance(result, Reply) else await _predict(request, result, note)
+        if isinstance(result, StreamCall):
+            note(Phase.WORKING)
+            reply = await result.run(_chunks(request), closing)
+        else:
+            reply = result if isinstance(result, Reply) else await _predict(request, result, note)
         set_status(reply.status)
         seconds = service.delay_of(reply, asyncio.get_running_loop().time())
         if not seconds and reply.status >= 400:
@@ -166,13 +171,14 @@ async def _stream(request: web.Request, stream: Stream, headers: Mapping[str, st
     response = web.StreamResponse(status=stream.status, headers=headers)
     if request.app[CLOSING].is_set():
         response.force_close()
-    try:
-        await response.prepare(request)
-        await send(stream, response.write, request.app[SERVICE].limits.idle)
-        await response.write_eof()
-    except SlowReader:
-        if request.transport is not None:
-            request.transport.abort()
+    async with contextlib.aclosing(stream.chunks):
+        try:
+            await response.prepare(request)
+            await send(stream, response.write, request.app[SERVICE].limits.idle)
+            await response.write_eof()
+        except SlowReader:
+            if request.transport is not None:
+                request.transport.abort()
     return response
 
 
@@ -204,14 +210,27 @@ async def _socket(request: web.Request, call: SocketCall) -> web.StreamResponse:
     return socket
 
 
+async def _chunks(request: web.Request) -> AsyncIterator[bytes]:
+    """Yield the body of a request.
+
+    Raises:
+        Refusal: 400, it does not match its HTTP headers.
+    """
+    try:
+        async for chunk in request.content.iter_any():
+            yield chunk
+    except web.RequestPayloadError as error:
+        raise Refusal(400, f"the body does not match its HTTP headers: {error}") from None
+
+
 async def _predict(request: web.Request, call: PendingCall, note: Callable[[Phase], None]) -> Reply | Stream:
     receiving, task = request.app[RECEIVING], asyncio.current_task()
     with request.app[SERVICE].budget.enter() as entry:
         receiving.add(task)
         try:
-            body = await call.receive(request.content.iter_any(), entry)
-        except web.RequestPayloadError as error:
-            return Refusal(400, f"the body does not match its HTTP headers: {error}").reply
+            body = await call.receive(_chunks(request), entry)
+        except Refusal as refusal:
+            return refusal.reply
         finally:
             receiving.discard(task)
         note(Phase.WORKING)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, MutableMapping
 from typing import Any
 
 from flowmx.comm.offload import LARGE
@@ -15,8 +15,9 @@ from flowmx.serve.replies import Reply, Stream
 from flowmx.serve.service import DRAIN_SECONDS, Service
 from flowmx.serve.sessions.asgi_socket import answer_socket, headers_of
 from flowmx.serve.sessions.socket_call import SocketCall
+from flowmx.serve.sessions.stream_call import StreamCall
 from flowmx.serve.sources import ModelSource
-from flowmx.serve.streams import SlowReader
+from flowmx.serve.streams import Disconnected, SlowReader
 from flowmx.serve.streams import send as send_stream
 from flowmx.serve.tasks import cancel_and_wait
 
@@ -25,10 +26,6 @@ __all__ = ["AsgiApp", "asgi"]
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
-
-
-class _Disconnected(Exception):
-    """The client has disconnected."""
 
 
 def asgi(
@@ -98,18 +95,26 @@ class AsgiApp:
         with self.service.trace(*head) as set_status:
             result = self.service.begin(*head, scope.get("query_string", b"").decode("latin-1"))
             assert not isinstance(result, SocketCall)  # the server gives WebSockets another type of scope
+            body = _Body(receive)
             try:
-                reply = result if isinstance(result, Reply) else await _predict(self.service, result, receive)
-            except _Disconnected:
+                reply = result if isinstance(result, Reply) else await self._reply(result, body)
+            except Disconnected:
                 return
             set_status(reply.status)
         if seconds := self.service.delay_of(reply, asyncio.get_running_loop().time()):
             await asyncio.sleep(seconds)
         response_headers = self.service.response_headers(reply, headers)
         if isinstance(reply, Stream):
-            await _stream(reply, response_headers, self.service.limits.idle, receive, send)
+            await _stream(reply, response_headers, self.service.limits.idle, body, send)
         else:
             await _send(reply, response_headers, scope["method"] == "HEAD", send)
+
+    async def _reply(self, call: PendingCall | StreamCall, body: _Body) -> Reply | Stream:
+        if isinstance(call, StreamCall):
+            return await _unless_disconnected(call.run(body.chunks(), self._closing), body)
+        with self.service.budget.enter() as entry:
+            content = await call.receive(body.chunks(), entry)
+            return content if isinstance(content, Reply) else await _unless_disconnected(call.reply(content), body)
 
 
 def _path(scope: Event) -> str:
@@ -118,37 +123,44 @@ def _path(scope: Event) -> str:
     return path[len(root) :] if root and path.startswith(root) else path
 
 
-async def _predict(service: Service, call: PendingCall, receive: Receive) -> Reply | Stream:
-    with service.budget.enter() as entry:
-        body = await call.receive(_chunks(receive), entry)
-        return body if isinstance(body, Reply) else await _unless_disconnected(call, body, receive)
+class _Body:
+    """The events of a request: its body, then the end of the connection."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._is_complete = asyncio.Event()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body.
+
+        Raises:
+            Disconnected: the client has disconnected.
+        """
+        while not self._is_complete.is_set():
+            event = await self._receive()
+            if not event.get("more_body", False):
+                self._is_complete.set()
+            if event["type"] == "http.disconnect":
+                raise Disconnected
+            yield event.get("body", b"")
+
+    async def disconnected(self) -> None:
+        """Wait until the client has disconnected; while its body is incomplete, only a reader notices that."""
+        await self._is_complete.wait()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
 
 
-async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
-    has_more = True
-    while has_more:
-        event = await receive()
-        if event["type"] == "http.disconnect":
-            raise _Disconnected
-        yield event.get("body", b"")
-        has_more = event.get("more_body", False)
-
-
-async def _unless_disconnected(call: PendingCall, body: bytes, receive: Receive) -> Reply | Stream:
+async def _unless_disconnected(reply: Coroutine[Any, Any, Reply | Stream], body: _Body) -> Reply | Stream:
     """Return the reply; if the client disconnects first, withdraw its rows."""
-    answer, disconnected = asyncio.ensure_future(call.reply(body)), asyncio.ensure_future(_disconnected(receive))
+    answer, disconnected = asyncio.ensure_future(reply), asyncio.ensure_future(body.disconnected())
     try:
         await asyncio.wait({answer, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if answer.done():
             return answer.result()
-        raise _Disconnected
+        raise Disconnected
     finally:
         await cancel_and_wait([answer, disconnected])
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _send(reply: Reply, headers: Mapping[str, str], is_head: bool, send: Send) -> None:
@@ -167,20 +179,21 @@ def _start(status: int, headers: Mapping[str, str]) -> Event:
     return {"type": "http.response.start", "status": status, "headers": raw}
 
 
-async def _stream(stream: Stream, headers: Mapping[str, str], seconds: float, receive: Receive, send: Send) -> None:
+async def _stream(stream: Stream, headers: Mapping[str, str], seconds: float, body: _Body, send: Send) -> None:
     """Send a stream; a client that disconnects or reads too slowly ends it."""
 
     async def write(chunk: bytes) -> None:
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
-    await send(_start(stream.status, headers))
-    sending = asyncio.ensure_future(send_stream(stream, write, seconds))
-    disconnected = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait({sending, disconnected}, return_when=asyncio.FIRST_COMPLETED)
-        if sending.done():
-            with contextlib.suppress(SlowReader):  # the server closes the connection of an unfinished response
-                sending.result()
-                await send({"type": "http.response.body", "body": b""})
-    finally:
-        await cancel_and_wait([sending, disconnected])
+    async with contextlib.aclosing(stream.chunks):
+        await send(_start(stream.status, headers))
+        sending = asyncio.ensure_future(send_stream(stream, write, seconds))
+        disconnected = asyncio.ensure_future(body.disconnected())
+        try:
+            await asyncio.wait({sending, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                with contextlib.suppress(SlowReader):  # the server closes the connection of an unfinished response
+                    sending.result()
+                    await send({"type": "http.response.body", "body": b""})
+        finally:
+            await cancel_and_wait([sending, disconnected])

@@ -31,7 +31,7 @@ from flowmx.serve.sessions.sequences import SequenceStep
 
 __all__ = [
     "MAX_TEXT", "AskCall", "Exchange", "PendingCall", "PlainExchange", "PredictCall", "receive_body",
-    "too_large", "unavailable", "unparsed", "unsupported",
+    "refusal_of", "too_large", "unavailable", "unparsed", "unsupported",
 ]  # fmt: skip
 
 MAX_TEXT = 1 << 20
@@ -328,13 +328,18 @@ async def receive_body(
     except Refusal as refusal:
         return refusal.reply
     except CommError as error:
-        return Refusal(error.status, str(error), {"Retry-After": "1"} if isinstance(error, Busy) else {}).reply
+        return refusal_of(error).reply
     return parts[0] if len(parts) == 1 else await offload(size, b"".join, parts)
 
 
 def too_large(size: int, limit: int, hint: str = "") -> Refusal:
     """Return the refusal, 413, of a body that is too large."""
     return Refusal(413, f"the body has {size} bytes or more, expected at most {limit}{hint}")
+
+
+def refusal_of(error: CommError) -> Refusal:
+    """Return the refusal of a body that comes too slowly, or exceeds the memory budget."""
+    return Refusal(error.status, str(error), {"Retry-After": "1"} if isinstance(error, Busy) else {})
 
 
 def unavailable(error: Overloaded | Unavailable) -> Refusal:

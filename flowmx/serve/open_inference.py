@@ -53,7 +53,11 @@ _DATATYPES = {dtype: name for name, dtype in _DTYPES.items()}
 
 def server(version: str) -> dict[str, object]:
     """Return the description of the server."""
-    return {"name": NAME, "version": version, "extensions": ["binary_tensor_data", "model_repository", "sequence"]}
+    return {
+        "name": NAME,
+        "version": version,
+        "extensions": ["binary_tensor_data", "generate", "model_repository", "sequence"],
+    }
 
 
 def describe(name: str, versions: Sequence[str], inputs: Sequence[Input], outputs: Sequence[Input]) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Mapping
+from typing import NamedTuple, Protocol
 
-__all__ = ["JSON_TYPE", "Refusal", "Reply", "Stream", "allow", "json_reply"]
+__all__ = ["JSON_TYPE", "Chunks", "Refusal", "Reply", "Stream", "allow", "json_reply"]
 
 JSON_TYPE = "application/json"
 
@@ -24,10 +24,18 @@ _NOT_STORED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Headers with which caches and proxies pass events on at once."""
 
 
+class Chunks(Protocol):
+    """The chunks of a body. Closing them ends what computes them, also before the first is read."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+
+    async def aclose(self) -> None: ...
+
+
 class Stream(NamedTuple):
     """The chunks, status, media type and headers of a response whose body is sent while it is computed."""
 
-    chunks: AsyncGenerator[bytes, None]
+    chunks: Chunks
     status: int = 200
     type: str = "text/event-stream"
     headers: Mapping[str, str] = _NOT_STORED
@@ -38,6 +46,7 @@ class Refusal(Exception):
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] = {}, **more: object) -> None:
         super().__init__(message)
+        self.status = status
         self.reply = Reply(status, json.dumps({"error": message, **more}).encode(), headers=headers)
 
 

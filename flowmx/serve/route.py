@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from flowmx.serve.bodies import PendingCall
 from flowmx.serve.replies import Reply
 from flowmx.serve.sessions.socket_call import SocketCall
+from flowmx.serve.sessions.stream_call import StreamCall
 
 __all__ = ["Route"]
 
@@ -26,7 +27,7 @@ class Route:
     """
 
     path: str
-    answer: Callable[..., Reply | PendingCall | SocketCall]
+    answer: Callable[..., Reply | PendingCall | SocketCall | StreamCall]
     summary: str
     is_post: bool = False
     access: str = "users"

@@ -35,6 +35,7 @@ from flowmx.serve.bodies import (
 )  # fmt: skip
 from flowmx.serve.errors import Overloaded, Unavailable
 from flowmx.serve.formats import FORMATS, JSON, NotAcceptable, reply_format
+from flowmx.serve.generate_routes import GENERATE_ROUTES, text_metadata
 from flowmx.serve.open_inference import Inference
 from flowmx.serve.predictor import Predictor
 from flowmx.serve.replies import Refusal, Reply, Stream, allow, json_reply
@@ -43,6 +44,7 @@ from flowmx.serve.request_head import Head, Headers, media_type_of, read_head
 from flowmx.serve.route import Route
 from flowmx.serve.sessions.routes import SESSION_ROUTES, is_upgrade
 from flowmx.serve.sessions.socket_call import SocketCall
+from flowmx.serve.sessions.stream_call import StreamCall
 from flowmx.serve.sources import ModelSource, split
 from flowmx.serve.text.routes import TEXT_ROUTES
 from flowmx.serve.tracing import tracing
@@ -121,7 +123,12 @@ class Service:
         if default is not None and default not in names:
             raise ValueError(f"the default model is {default!r}, expected one of {', '.join(names) or 'none'}")
         self.models.default_name = default
-        self._routes: Sequence[Route] = [*ROUTES, *SESSION_ROUTES, *(TEXT_ROUTES if self.generators else ())]
+        self._routes: Sequence[Route] = [
+            *ROUTES,
+            *SESSION_ROUTES,
+            *GENERATE_ROUTES,
+            *(TEXT_ROUTES if self.generators else ()),
+        ]
         self._access = access or Access()
         self._hosts = hosts
         self._origins = check_origins(origins)
@@ -188,7 +195,9 @@ class Service:
         path_template = next((f"/{route.path}" for route in self._routes if route.match(parts) is not None), "")
         return self._tracing.request(method, f"/{path.lstrip('/')}", path_template, headers)
 
-    def begin(self, method: str, path: str, headers: Headers, query: str = "") -> Reply | PendingCall | SocketCall:
+    def begin(
+        self, method: str, path: str, headers: Headers, query: str = ""
+    ) -> Reply | PendingCall | SocketCall | StreamCall:
         """Return the reply of a request that needs no body, or the call that receives the body or the messages.
 
         Args:
@@ -313,6 +322,8 @@ class Service:
         return json_reply(200, open_inference.server(__version__))
 
     def _metadata(self, head: Head, name: str, version: str = "") -> Reply:
+        if name in self.generators.names() and version in ("", "1"):
+            return text_metadata(name)
         predictor = self.models.find(name, version)
         versions = list(self.models.versions(name))
         return json_reply(200, open_inference.describe(name, versions, predictor.inputs.specs, predictor.results))
@@ -354,7 +365,10 @@ class Service:
         return json_reply(503 if waiting else 200, {"ready": not waiting, "waiting_for": waiting, **workers})
 
     def _model_ready(self, head: Head, name: str, version: str = "") -> Reply:
-        is_ready = self.models.find(name, version).is_ready
+        if name in self.generators.names() and version in ("", "1"):
+            is_ready = not self.generators.find(name).is_closed
+        else:
+            is_ready = self.models.find(name, version).is_ready
         return json_reply(200 if is_ready else 503, {"name": name, "ready": is_ready})
 
     # -- the repository --------------------------------------------------------------------------------

@@ -1,12 +1,18 @@
-"""The end of helper tasks of a request."""
+"""Helper tasks of a request, and calls from other threads."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
-__all__ = ["cancel_and_wait"]
+__all__ = ["call_in", "cancel_and_wait"]
+
+
+def call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    """Call a function in an event loop, from any thread."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(function)
 
 
 async def cancel_and_wait(tasks: Collection[asyncio.Future[Any]]) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from flowmx.comm.errors import CommError
 from flowmx.serve.errors import InvalidInput, Overloaded, SessionClosed, Unavailable
 from flowmx.serve.formats import FORMATS, JSON, Format
 from flowmx.serve.inputs import Array
 from flowmx.serve.large_bodies import text_of
+from flowmx.serve.replies import Refusal
 
 __all__ = ["MSGPACK", "Message", "error_message", "format_of", "parse", "result_message", "steps_of"]
 
@@ -46,7 +48,9 @@ def result_message(form: Format, names: Sequence[str], result: Any) -> bytes:
 def error_message(form: Format, error: Exception) -> bytes:
     """Return the message with an error: its text, and the status that HTTP has for it."""
     content: dict[str, object] = {"error": str(error), "status": 500}
-    if isinstance(error, InvalidInput):
+    if isinstance(error, (Refusal, CommError)):
+        content["status"] = error.status
+    elif isinstance(error, InvalidInput):
         content["status"] = 400
     elif isinstance(error, SessionClosed):
         content["status"] = 410
@@ -55,7 +59,7 @@ def error_message(form: Format, error: Exception) -> bytes:
         content["retry_after"] = error.retry_after if isinstance(error, Overloaded) else 1.0
     else:
         content["error"] = f"the model failed: {type(error).__name__}"
-    if form is JSON:
+    if form.is_text:
         return text_of(content, 0)
     packed: bytes = msgpack.packb(content)
     return packed

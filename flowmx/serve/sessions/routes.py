@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from flowmx.comm.admission import Budget
 from flowmx.comm.limits import Limits
 from flowmx.serve.formats import FORMATS, JSON, Format
 from flowmx.serve.model_registry import ModelRegistry
@@ -28,6 +29,9 @@ class SessionService(Protocol):
 
     @property
     def limits(self) -> Limits: ...
+
+    @property
+    def budget(self) -> Budget: ...
 
     @property
     def max_text(self) -> int: ...
@@ -65,6 +69,7 @@ def _stream(service: SessionService, head: Head, name: str = "") -> StreamCall:
     call = StreamCall(
         predictor, form, _answer(head.headers.get("accept", ""), form),
         service.max_text if form.is_text else service.max_body, service.limits,
+        service.budget,
     )  # fmt: skip
     length = head.headers.get("content-length", "")
     if length.isdecimal():

@@ -17,7 +17,7 @@ from flowmx.serve.predictor import Predictor
 from flowmx.serve.sessions.messages import Message, error_message, format_of, parse, result_message
 from flowmx.serve.sessions.run_ahead import RunAhead
 from flowmx.serve.sessions.session import Session
-from flowmx.serve.tasks import cancel_and_wait
+from flowmx.serve.tasks import call_in, cancel_and_wait
 
 __all__ = ["Send", "SocketCall"]
 
@@ -68,7 +68,7 @@ class SocketCall(NamedTuple):
             await send(error_message(format_of(""), error).decode())
             return TRY_LATER
         loop, closed = asyncio.get_running_loop(), asyncio.Event()
-        session.watch(partial(_call_in, loop, closed.set))
+        session.watch(partial(call_in, loop, closed.set))
         responses = RunAhead[_Response](_AHEAD)
         reading = asyncio.create_task(self._read(session, messages, responses))
         writing = asyncio.create_task(self._write(session, responses, send))
@@ -135,12 +135,6 @@ class SocketCall(NamedTuple):
                 return GOING_AWAY
             responses.record_read()
         return NORMAL
-
-
-def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
-    """Call a function in an event loop, from any thread."""
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(function)
 
 
 def _size(value: Any, form: Format) -> int:

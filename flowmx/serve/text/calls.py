@@ -15,6 +15,7 @@ from flowmx.generation import Generation, SchemaError, Token
 from flowmx.serve.bodies import receive_body, too_large, unavailable
 from flowmx.serve.errors import Overloaded, Unavailable
 from flowmx.serve.replies import Reply, Stream, json_reply
+from flowmx.serve.streams import begun
 from flowmx.serve.text.errors import BadRequest, error_reply, error_value
 from flowmx.serve.text.generators import Generators
 from flowmx.serve.text.requests import TextRequest
@@ -22,9 +23,9 @@ from flowmx.serve.text.responses import DONE, Message, ReplyHead, event, usage
 from flowmx.serve.text.tool_formats import find_format
 from flowmx.serve.text.tool_replies import ToolReplies
 
-__all__ = ["TextCall"]
+__all__ = ["COST", "TextCall", "begin"]
 
-_COST = 64
+COST = 64
 """Parsing and tokenizing a byte takes about as long as copying this many bytes."""
 _EVENTS = 64
 """Number of events that wait for a slow reader before the generation pauses."""
@@ -57,10 +58,10 @@ class TextCall(NamedTuple):
     async def reply(self, body: bytes) -> Reply | Stream:
         """Return the reply; cancelling ends the generation at its next step."""
         try:
-            request = await offload(_COST * len(body), self.parse, body)
+            request = await offload(COST * len(body), self.parse, body)
             replies = self._tool_replies(request)
             request = await self._with_schema(request, replies)
-            generations = await self._begin(request, len(body))
+            generations = await begin(self.generators, request, len(body))
         except (Overloaded, Unavailable) as error:
             headers = unavailable(error).reply.headers
             return error_reply(503, str(error), headers=headers)
@@ -72,7 +73,7 @@ class TextCall(NamedTuple):
             return error_reply(501, str(error), "response_format")
         head = ReplyHead.create(request.model, request.is_chat)
         if request.is_streamed:
-            return Stream(_events(head, request, generations, replies))
+            return Stream(await begun(_events(head, request, generations, replies)))
         try:
             completions = await asyncio.gather(*generations)
         except Exception as error:  # the model may raise anything
@@ -102,25 +103,6 @@ class TextCall(NamedTuple):
             raise BadRequest(str(error), field) from None
         return request._replace(settings={**request.settings, "schema": compiled})
 
-    async def _begin(self, request: TextRequest, size: int) -> list[Generation]:
-        """Begin the generation of each choice of each prompt; if one is refused, cancel the others."""
-        generator, adapter = self.generators.resolve(request.model)
-        if generator.is_closed:
-            raise Unavailable(f"{request.model} is draining: it accepts no further requests")
-        tools = request.tools
-        values = None if tools is None else tools.values
-        opening = find_format(generator.template).opening if tools is not None and tools.forced else ""
-        prompts = [await offload(_COST * size, generator.tokens, prompt, values, opening) for prompt in request.prompts]
-        generations: list[Generation] = []
-        try:
-            for tokens in prompts:
-                for choice in range(request.choices):
-                    generations.append(generator(tokens, adapter=adapter, **request.choice_settings(choice)))
-        except BaseException:  # whatever the reason
-            _cancel(generations)
-            raise
-        return generations
-
     def _failure(self, model: str, error: Exception) -> Reply:
         """Return the reply to a request whose generation failed."""
         if self.generators.find(model).is_closed:
@@ -131,6 +113,37 @@ class TextCall(NamedTuple):
             return error_reply(400, str(error), "response_format")
         requests_log.error("generating text with %s failed", model, exc_info=error)
         return error_reply(500, f"the model failed: {type(error).__name__}")
+
+
+async def begin(generators: Generators, request: TextRequest, size: int) -> list[Generation]:
+    """Begin the generation of each choice of each prompt; if one is refused, cancel the others.
+
+    Args:
+        generators: the generators of the service.
+        request: the request.
+        size: number of bytes of its body.
+
+    Raises:
+        BadRequest: the model is unknown.
+        Unavailable: it is draining.
+        Exception: of the generator.
+    """
+    generator, adapter = generators.resolve(request.model)
+    if generator.is_closed:
+        raise Unavailable(f"{request.model} is draining: it accepts no further requests")
+    tools = request.tools
+    values = None if tools is None else tools.values
+    opening = find_format(generator.template).opening if tools is not None and tools.forced else ""
+    prompts = [await offload(COST * size, generator.tokens, prompt, values, opening) for prompt in request.prompts]
+    generations: list[Generation] = []
+    try:
+        for tokens in prompts:
+            for choice in range(request.choices):
+                generations.append(generator(tokens, adapter=adapter, **request.choice_settings(choice)))
+    except BaseException:  # whatever the reason
+        _cancel(generations)
+        raise
+    return generations
 
 
 def _prefixes(request: TextRequest) -> list[str]:

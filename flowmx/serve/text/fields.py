@@ -9,7 +9,7 @@ from typing import TypeGuard
 from flowmx.serve.text.errors import BadRequest
 from flowmx.suggestions import did_you_mean
 
-__all__ = ["Fields", "is_texts", "is_tokens"]
+__all__ = ["Fields", "is_texts", "is_tokens", "parse_object"]
 
 
 class Fields:
@@ -18,26 +18,20 @@ class Fields:
     A field that is missing or null has the default value.
 
     Args:
-        body: the JSON.
+        values: the object.
         names: the names that are expected.
         ignored: names that have no effect here.
 
     Raises:
-        BadRequest: the body is not a JSON object, or has a field of another name.
+        BadRequest: the object has a field of another name.
     """
 
-    def __init__(self, body: bytes, names: Collection[str], ignored: Collection[str] = ()) -> None:
-        try:
-            values = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise BadRequest(f"the body is not valid JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise BadRequest(f"the body is a JSON {_kind(values)}, expected an object")
+    def __init__(self, values: Mapping[str, object], names: Collection[str], ignored: Collection[str] = ()) -> None:
         for name in values:
             if name not in names and name not in ignored:
                 hint = did_you_mean(name, names)
                 raise BadRequest(f"the field {name[:80]!r} is unknown{hint}", name[:80])
-        self._values: Mapping[str, object] = values
+        self._values = values
 
     def get(self, name: str) -> object:
         """Return a field of any type; None if it is missing."""
@@ -114,6 +108,21 @@ class Fields:
         value = self._values.get(name)
         state = "is missing" if value is None else f"is {_shown(value)}"
         return BadRequest(f"{name} {state}, expected {expected}", name)
+
+
+def parse_object(body: bytes) -> Mapping[str, object]:
+    """Parse the body of a request.
+
+    Raises:
+        BadRequest: the body is not a JSON object.
+    """
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise BadRequest(f"the body is a JSON {_kind(values)}, expected an object")
+    return values
 
 
 def is_texts(value: object) -> TypeGuard[list[str]]:

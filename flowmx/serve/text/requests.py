@@ -8,15 +8,17 @@ from typing import NamedTuple, TypedDict
 from flowmx.generation import Schema
 from flowmx.generation.schemas import requested_schema
 from flowmx.serve.text.errors import BadRequest
-from flowmx.serve.text.fields import Fields, is_texts, is_tokens
+from flowmx.serve.text.fields import Fields, is_texts, is_tokens, parse_object
 from flowmx.serve.text.tools import Tools, parse_tools, with_parsed_arguments
 
-__all__ = ["Message", "Prompt", "Settings", "TextRequest", "chat_request", "completion_request"]
+__all__ = ["Message", "Prompt", "Settings", "TextRequest", "chat_request", "completion_request", "generate_request"]
 
 _MAX_CHOICES = 16
 """Maximum number of choices of a request."""
 _MAX_STOPS = 16
 _MAX_LOGPROBS = 20
+_DEFAULT_GENERATE = 20
+"""Number of tokens of a text that does not specify it, as in the Open Inference Protocol."""
 _DEFAULT_COMPLETION = 16
 """Number of tokens of a completion that does not specify it, as in OpenAI's API."""
 
@@ -87,6 +89,11 @@ _CHAT_NAMES = (
     "parallel_tool_calls", "modalities",
 )  # fmt: skip
 _COMPLETION_NAMES = (*_COMMON, *_NUMBERS, *_INTEGERS, "prompt", "echo", "suffix", "best_of")
+_GENERATE_NAMES = (
+    *_NUMBERS, *_INTEGERS, "max_tokens", "stop", "logit_bias", "best_of", "exclude_input_in_output",
+)  # fmt: skip
+_GENERATE_IGNORED = ("stream",)
+"""Parameters of models of Triton, whose meaning is in the path here."""
 
 
 def chat_request(body: bytes) -> TextRequest:
@@ -95,7 +102,7 @@ def chat_request(body: bytes) -> TextRequest:
     Raises:
         BadRequest: the JSON or a field is malformed; the error names the field.
     """
-    fields = Fields(body, _CHAT_NAMES, _IGNORED)
+    fields = Fields(parse_object(body), _CHAT_NAMES, _IGNORED)
     fields.expect("modalities", ["text"])
     settings = _settings(fields)
     for name in ("max_tokens", "max_completion_tokens"):
@@ -114,7 +121,7 @@ def completion_request(body: bytes) -> TextRequest:
     Raises:
         BadRequest: the JSON or a field is malformed; the error names the field.
     """
-    fields = Fields(body, _COMPLETION_NAMES, _IGNORED)
+    fields = Fields(parse_object(body), _COMPLETION_NAMES, _IGNORED)
     fields.expect("suffix", "")
     fields.expect("best_of", 1)
     settings = _settings(fields)
@@ -128,6 +135,32 @@ def completion_request(body: bytes) -> TextRequest:
     if has_echo and not all(isinstance(prompt, str) for prompt in prompts):
         raise BadRequest("echo needs prompts that are text", "echo")
     return _request(fields, prompts, settings, is_chat=False)._replace(has_echo=has_echo)
+
+
+def generate_request(model: str, is_streamed: bool, body: bytes) -> TextRequest:
+    """Parse the body of ``POST /v2/models/MODEL/generate`` or ``generate_stream``.
+
+    Fields besides ``text_input`` and ``parameters`` are parameters too, as in Triton.
+
+    Args:
+        model: the name of the model.
+        is_streamed: whether each token is sent as soon as it is known.
+        body: the body.
+
+    Raises:
+        BadRequest: the JSON or a field is malformed; the error names the field.
+    """
+    values = parse_object(body)
+    common = ("text_input", "parameters", "id")
+    parameters = Fields(values, values).mapping("parameters") or {}
+    more = {name: value for name, value in values.items() if name not in common}
+    fields = Fields({**more, **parameters}, _GENERATE_NAMES, _GENERATE_IGNORED)
+    fields.expect("best_of", 1)
+    fields.expect("exclude_input_in_output", True)
+    settings = _settings(fields)
+    settings["max_tokens"] = fields.count("max_tokens", _DEFAULT_GENERATE, 1, 1 << 30)
+    text = Fields(values, values).text("text_input")
+    return TextRequest(model, [text], settings, 1, is_chat=False, is_streamed=is_streamed, has_usage=False)
 
 
 def _request(fields: Fields, prompts: Sequence[Prompt], settings: Settings, is_chat: bool) -> TextRequest:
