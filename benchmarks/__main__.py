@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks import adapters as low_rank
 from benchmarks import figure7, figure8, onnx_files, sim_scaling, slices, text_parity, turns
 from benchmarks import first_calls as firsts
 from benchmarks import gpu as gpus
@@ -53,6 +54,11 @@ def packed(rounds: int) -> None:
 def generation(rounds: int) -> None:
     """Text generation: tokens per second of SmolLM2-135M, compared with llama.cpp, and the event loop's lag."""
     texts.report(rounds)
+
+
+def adapters(rounds: int) -> None:
+    """Decode steps whose rows have adapters, compared with steps without."""
+    low_rank.report(rounds)
 
 
 def parity(rounds: int) -> None:

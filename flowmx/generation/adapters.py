@@ -36,6 +36,7 @@ class AdapterTable:
 
     Attributes:
         generation: the number of times that the table has grown.
+        is_dirty: whether :meth:`apply` has a table to write.
     """
 
     def __init__(self, net: HybridBlock, ctx: Context, max_bytes: int = _MAX_BYTES) -> None:
@@ -43,7 +44,7 @@ class AdapterTable:
         self._adapters: list[AdapterWeights | None] = []
         self._layers: dict[str, TableDense] = {}
         self._rank = 0
-        self._is_grown = self._is_dirty = False
+        self._is_grown = self.is_dirty = False
         self.generation = 0
 
     @property
@@ -71,7 +72,7 @@ class AdapterTable:
         slot = free[0] if free else self._adapters.index(None)
         self._adapters[slot] = weights
         self._fill(slot)
-        self._is_dirty = True
+        self.is_dirty = True
         return slot
 
     def apply(self) -> None:
@@ -83,8 +84,8 @@ class AdapterTable:
             self._is_grown = False
             for path, layer in self._layers.items():
                 replace(self._net, path, layer)
-        if self._is_dirty:
-            self._is_dirty = False
+        if self.is_dirty:
+            self.is_dirty = False
             for layer in self._layers.values():
                 layer.push(self._context)
 

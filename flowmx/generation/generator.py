@@ -7,6 +7,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from itertools import product
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -285,22 +286,23 @@ class Generator:
         """Compile the graphs of all steps, whenever no request is running; later steps then take no time for this.
 
         Await it, or run it in a task: requests may begin meanwhile, and wait for one graph at most. Steps with adapters
-        are not compiled.
+        are included once an adapter has been added.
         """
         forms = getattr(self.decoder, "forms", None)
         if forms is None:
             return
-        warm_up: Callable[[StepForms], NDArray] = self.decoder.warm_up  # type: ignore[attr-defined]
+        warm_up: Callable[[StepForms, bool], NDArray] = self.decoder.warm_up  # type: ignore[attr-defined]
         self._enter_loop()
         scheduler = self._scheduler
         most = scheduler.max_sequences + scheduler.prefill_tokens
-        for each in forms(scheduler.max_sequences, most, self.max_length):
+        every = list(forms(scheduler.max_sequences, most, self.max_length))
+        for each, has_adapters in product(every, (False, True) if len(self.adapters) else (False,)):
             while self._task is not None and not self._task.done():
                 await asyncio.wait([self._task])
             if self._is_closed:
                 return
             async with self._pushing:
-                logits = await asyncio.to_thread(warm_up, each)
+                logits = await asyncio.to_thread(warm_up, each, has_adapters)
             await logits
 
     async def aclose(self) -> None:
@@ -485,7 +487,10 @@ class Generator:
         try:
             for copy in step.copies:
                 self.decoder.copy_page(*copy)
-            logits = await (await self._push(step.batch))
+            is_new, start = self._is_new(step.batch), time.perf_counter()
+            logits = await (await self._push(step.batch, is_new))
+            if not is_new:
+                self._scheduler.times.record(len(step.batch.tokens), time.perf_counter() - start)
             rows: Floats = logits.asnumpy()
         except Exception as error:  # the model may raise anything; other requests go on
             self._recover(step, error)
@@ -497,13 +502,15 @@ class Generator:
         for part, result in zip(step.parts, results, strict=True):
             self._deliver(part, result, version)
 
-    async def _push(self, batch: StepBatch) -> NDArray:
-        """Push a step; one that compiles a graph is pushed on another thread, so that the event loop is not blocked."""
+    def _is_new(self, batch: StepBatch) -> bool:
+        """Return whether pushing a step takes long."""
         is_new = getattr(self.decoder, "is_new", None)
+        return is_new is not None and bool(is_new(batch))
+
+    async def _push(self, batch: StepBatch, is_new: bool) -> NDArray:
+        """Push a step; one that compiles a graph is pushed on another thread, so that the event loop is not blocked."""
         async with self._pushing:
-            if is_new is None or not is_new(batch):
-                return self.decoder.step(batch)
-            return await asyncio.to_thread(self.decoder.step, batch)
+            return await asyncio.to_thread(self.decoder.step, batch) if is_new else self.decoder.step(batch)
 
     def _has_constraint(self, part: Part) -> bool:
         request = self._requests.get(part.sequence)

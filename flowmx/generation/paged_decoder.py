@@ -162,8 +162,9 @@ class PagedDecoder:
         return logits if count == forms.rows else logits[:count]
 
     def is_new(self, batch: StepBatch) -> bool:
-        """Return whether :meth:`step` compiles a graph for the shapes of a batch, which takes about 0.1 seconds."""
-        return self._key(batch) not in self._compiled
+        """Return whether :meth:`step` takes about 0.1 seconds, to compile a graph or to write the table of adapters."""
+        key = self._key(batch)
+        return key not in self._compiled or (key[1] is not None and self._adapters.is_dirty)
 
     def forms(self, max_sequences: int, max_tokens: int, max_length: int) -> Iterator[StepForms]:
         """Iterate over the shapes of all batches within limits.
@@ -176,11 +177,16 @@ class PagedDecoder:
         pages = -(-max_length // self.page_size)
         return all_forms(max_sequences, max_tokens, pages)
 
-    def warm_up(self, forms: StepForms) -> NDArray:
+    @property
+    def has_adapters(self) -> bool:
+        """Whether steps may have adapters."""
+        return self._adapters.width > 0
+
+    def warm_up(self, forms: StepForms, has_adapters: bool = False) -> NDArray:
         """Push a step of these shapes without effect, so that later ones are not new."""
         numbers, tables = np.zeros(forms.tokens, np.int32), np.zeros((forms.sequences, forms.pages), np.int32)
         slots, rows = np.full_like(numbers, self._spare), np.zeros(forms.rows, np.int32)
-        return self._push(StepBatch(numbers, numbers, slots, numbers, tables, rows))
+        return self._push(StepBatch(numbers, numbers, slots, numbers, tables, rows, numbers if has_adapters else None))
 
     def add_adapter(self, weights: AdapterWeights) -> int:
         """Add a low-rank adapter; return its slot, for ``StepBatch.adapters``.

@@ -1,7 +1,8 @@
 """The scheduling policy: which tokens of which sequences are in the next step. This module does no I/O, reads no clock.
 
 Batching is continuous: each step has the next token of every running sequence, and a limited number of tokens of
-prompts, which are split into chunks. So a prompt of any length makes a step longer by at most one chunk. Prompts that
+prompts, which are split into chunks. So a prompt of any length makes a step longer by at most one chunk. While other
+sequences wait for their next tokens, a chunk is limited by the time that it takes (``step_times.py``). Prompts that
 are computed at the same time share the chunk; a short one does not wait for a long one.
 
 Sequences are ranked by priority, then by arrival. The first of them run, as many as there are places and pages. If the
@@ -21,6 +22,7 @@ from flowmx.errors import Overloaded
 from flowmx.generation.adapter_registry import NO_ADAPTER, Adapter
 from flowmx.generation.pages import OutOfPages, PageCopy, PagePool, PageTable
 from flowmx.generation.step_batch import StepBatch
+from flowmx.generation.step_times import StepTimes
 
 __all__ = ["Part", "Scheduler", "Step", "TokenSequence"]
 
@@ -125,6 +127,8 @@ class Scheduler:
         self.admitting = True
         """Whether waiting sequences may start; a drain turns it off."""
         self.preemptions = 0
+        self.times = StepTimes()
+        """The times of earlier steps, which limit the chunks of prompts; :meth:`StepTimes.record` adds one."""
         self._sequences: list[TokenSequence] = []
         self._arrivals = 0
 
@@ -309,7 +313,9 @@ class Scheduler:
 
     def _lengths(self, chosen: Sequence[TokenSequence]) -> Iterator[tuple[TokenSequence, int]]:
         """Iterate over the sequences and the number of their next tokens, without drafts, that are in the step."""
-        chunks = dict(self._chunks([each for each in chosen if _pending(each) > 1]))
+        prompts = [each for each in chosen if _pending(each) > 1]
+        limit = self.times.prompt_tokens(len(chosen) - len(prompts), self.prefill_tokens)
+        chunks = dict(self._chunks(prompts, limit))
         budget = self.prefill_tokens - sum(chunks.values())
         for sequence in chosen:
             length = chunks.get(id(sequence), 1)
@@ -319,12 +325,12 @@ class Scheduler:
             if length:
                 yield sequence, length
 
-    def _chunks(self, prompts: Sequence[TokenSequence]) -> Iterator[tuple[int, int]]:
+    def _chunks(self, prompts: Sequence[TokenSequence], limit: int) -> Iterator[tuple[int, int]]:
         """Divide the tokens of a step among prompts: higher priorities first, equal parts within a priority.
 
         The first prompt gets at least one token.
         """
-        budget = self.prefill_tokens - 1
+        budget = limit - 1
         first = prompts[0] if prompts else None
         prompts = sorted(prompts, key=lambda each: (-each.priority, _pending(each), each.rank))
         for index, sequence in enumerate(prompts):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from flowmx.generation.step_batch import StepBatch
 
-__all__ = ["StepForms", "all_forms", "forms_of"]
+__all__ = ["StepForms", "all_forms", "forms_of", "padded"]
 
 _SMALL = 16
 """The maximum number of tokens of a small step, for which all numbers are powers of two."""
@@ -56,26 +56,26 @@ def all_forms(max_sequences: int, max_tokens: int, max_pages: int) -> Iterator[S
             yield from sorted({_forms(tokens, each, pages, rows) for each in counts for rows in counts if rows <= each})
             if tokens >= max_tokens:
                 break
-            tokens = _next(tokens + 1)
+            tokens = padded(tokens + 1)
         if pages >= max_pages:
             return
         pages *= 4
 
 
 def _forms(tokens: int, sequences: int, pages: int, rows: int) -> StepForms:
-    tokens, wide = _next(tokens), _PAGES
+    tokens, wide = padded(tokens), _PAGES
     while wide < pages:
         wide *= 4
     if tokens <= _SMALL:
         return StepForms(tokens, max(tokens, sequences), wide, 1 if rows <= 1 else tokens)
-    padded = 1 if rows <= 1 else min(tokens, -(-rows // _SMALL) * _SMALL)
+    chosen = 1 if rows <= 1 else min(tokens, -(-rows // _SMALL) * _SMALL)
     several = _SMALL
     while several < sequences:
         several *= 4
-    return StepForms(tokens, several, wide, padded)
+    return StepForms(tokens, several, wide, chosen)
 
 
-def _next(count: int) -> int:
+def padded(count: int) -> int:
     """Return the smallest number of tokens of a form that is at least a count."""
     power = 1 << max(0, count - 1).bit_length()
     if power <= _SMALL:

@@ -96,6 +96,46 @@ async def test_requests_without_an_adapter_are_bit_identical():
     assert mixed[2] not in (alone[2], mixed[1])
 
 
+async def test_after_a_warm_up_no_step_with_an_adapter_compiles():
+    decoder, pushed = PagedDecoder(from_pretrained(MODEL), pages=64, page_size=4), []
+    step = decoder.step
+    decoder.step = lambda batch: (pushed.append(decoder.is_new(batch)), step(batch))[1]
+    async with Generator(decoder, max_sequences=4, prefill_tokens=12) as generator:
+        generator.add_adapter("one", (await random_adapter(1))[0])
+        await generator.warm_up()
+        await answers(generator, None, "one")
+        assert pushed
+        assert not any(pushed)
+        pushed.clear()
+        generator.add_adapter("two", (await random_adapter(2))[0])  # the first step with it writes the larger table
+        await generator([1, 2], max_tokens=1, adapter="two")
+        generator.remove_adapter("two")
+        generator.add_adapter("three", (await random_adapter(3))[0])  # the table has room
+        await generator([1, 2], max_tokens=3, adapter="three")
+        assert pushed[:2] == [True, True]
+        assert pushed[-1] is False
+
+
+async def test_a_step_with_adapters_is_few_native_runs(monkeypatch):
+    from flowmx.graph.running.native import NativeSteps
+
+    runs, record = [], NativeSteps._record
+
+    def recorded(self, run, steps):
+        yield from record(self, run, steps)
+        runs.append(self.pieces)
+
+    monkeypatch.setattr(NativeSteps, "_record", recorded)
+    async with Generator(PagedDecoder(from_pretrained(MODEL), pages=64, page_size=4)) as generator:
+        generator.add_adapter("one", (await random_adapter(1))[0])
+        await asyncio.gather(*(generator([1, 2], max_tokens=80, adapter=name) for name in (None, "one")))
+    names = {step.node.op.name for pieces in runs[-1:] for piece in pieces if piece.run is None for step in piece.steps}
+    if not runs:
+        pytest.skip("this machine has no native runs")
+    assert "elemwise_mul" not in names
+    assert "slice_axis" not in names
+
+
 async def test_adapters_are_replaced_and_removed_while_requests_run():
     one, two = (await random_adapter(1)), (await random_adapter(2))
     async with Generator(PagedDecoder(from_pretrained(MODEL), pages=64, page_size=4)) as generator:

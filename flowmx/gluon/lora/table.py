@@ -66,8 +66,9 @@ class TableDense(Wrapped):
         self._casts = np.dtype(base.weight.dtype).itemsize == 2
         width = slots * rank
         with self.name_scope():
-            self.table_a = self._add("a", (parts * width, self.in_units))
-            self.table_b = self._add("b", (self.units, width))
+            for part in range(parts):
+                setattr(self, f"table_a{part}", self._add(f"a{part}", (width, self.in_units)))
+                setattr(self, f"table_b{part}", self._add(f"b{part}", (self.units // parts, width)))
 
     def _add(self, name: str, shape: tuple[int, ...]) -> Parameter:
         """Add a parameter without a gradient; only steps with adapters use it."""
@@ -84,27 +85,25 @@ class TableDense(Wrapped):
 
     def push(self, ctx: Context) -> None:
         """Push the writing of the table to a device; steps before read the old values, and steps after the new."""
-        for parameter, values in ((self.table_a, self._a), (self.table_b, self._b)):
+        for name, parameter in self._reg_params.items():
+            values = (self._a if name.startswith("table_a") else self._b)[int(name[-1])]
             array = nd.array(values.reshape(parameter.shape or ()), ctx=ctx)
             if parameter._arrays is None:
                 parameter._load_init(array, ctx)
             else:
                 parameter.set_data(array)
 
-    def hybrid_forward(self, F: Functions, x: Tensor, table_a: Any, table_b: Any) -> Any:  # type: ignore[override]
+    def hybrid_forward(self, F: Functions, x: Tensor, **tables: Any) -> Any:  # type: ignore[override]
         out: Any = self.base(x)
         mask = _mask.get()
         if mask is None:
             return out
         data: Any = F.Cast(x, dtype="float32") if self._casts else x
         width, size, pieces = self.slots * self.rank, self.units // self.parts, []
-        hidden = F.FullyConnected(data, table_a, no_bias=True, num_hidden=self.parts * width, flatten=False)
         for part in range(self.parts):
-            inputs, rows = hidden, table_b
-            if self.parts > 1:
-                inputs = F.slice_axis(hidden, axis=-1, begin=part * width, end=(part + 1) * width)
-                rows = F.slice_axis(table_b, axis=0, begin=part * size, end=(part + 1) * size)
-            pieces.append(F.FullyConnected(inputs * mask, rows, no_bias=True, num_hidden=size, flatten=False))
+            a, b = tables[f"table_a{part}"], tables[f"table_b{part}"]
+            hidden = F.FullyConnected(data, a, no_bias=True, num_hidden=width, flatten=False)
+            pieces.append(F.FullyConnected(hidden * mask, b, no_bias=True, num_hidden=size, flatten=False))
         delta = pieces[0] if self.parts == 1 else F.concat(*pieces, dim=-1)
         return out + (F._internal._cast_like(delta, out) if self._casts else delta)
 

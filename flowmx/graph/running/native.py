@@ -10,13 +10,16 @@ recorded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
 
 from flowmx.ops.kernels.llvm.native_run import NativeRun
 from flowmx.ops.kernels.native_steps import NATIVE, PLAIN, Schedule
 from flowmx.ops.kernels.onednn.kernel import threads_here
 from flowmx.ops.kernels.onednn.layouts import pointer
 from flowmx.ops.kernels.recording import NativeCall, Recording, recording_to
+from flowmx.ops.kernels.small_arrays import NativeForm, native_form
 from flowmx.ops.registry.operators import Array, Run
 
 if TYPE_CHECKING:
@@ -115,12 +118,9 @@ class NativeSteps:
             if step.is_native and not is_recordable:
                 self._schedule.record_later()
             if step.is_native and is_recordable:
-                recording = Recording((step.inputs, step.outputs), pointer, self._is_planned)
                 self.failed = step
-                with recording_to(recording):
-                    step.forward(run, step.inputs, step.outputs)
+                calls = self._record_step(run, step)
                 self.failed = None
-                calls = recording.calls if recording.is_complete else ()
             else:
                 yield step
             if calls:
@@ -135,6 +135,46 @@ class NativeSteps:
         self.pieces = pieces
         self._schedule.complete()
 
+    def _record_step(self, run: Run, step: Step) -> Sequence[NativeCall]:
+        """Compute a step; return its native calls if these are all that it does, else nothing."""
+        form = self._native_form(step)
+        inputs, outputs = cast("list[Array]", step.inputs), cast("list[Array]", step.outputs)
+        replaced = [] if form is None else [each for each in inputs if _shares_memory(each, outputs)]
+        before = [each.copy() for each in replaced]
+        recording = self._recording(step)
+        with recording_to(recording):
+            step.forward(run, inputs, outputs)
+        if recording.calls or form is None:
+            return recording.calls if recording.is_complete else ()
+        # The array library computed it: the form must have the same result.
+        expected = [each.copy() for each in outputs]
+        for array, content in zip(replaced, before, strict=True):
+            array[...] = content
+        recording = self._recording(step)
+        with recording_to(recording):
+            form(inputs, outputs)
+        if all(one.tobytes() == other.tobytes() for one, other in zip(outputs, expected, strict=True)):
+            return recording.calls if recording.is_complete else ()
+        for one, other in zip(outputs, expected, strict=True):
+            one[...] = other
+        return ()
+
+    def _native_form(self, step: Step) -> NativeForm | None:
+        """Return a computation of native calls for a step that the array library may compute."""
+        if step.node.op is None or not all(
+            each is not None and each.flags.c_contiguous for each in (*step.inputs, *step.outputs)
+        ):
+            return None
+        groups = cast("list[Array]", step.inputs), cast("list[Array]", step.outputs)
+        return native_form(step.node.op, *[[(each.shape, each.dtype) for each in group] for group in groups])
+
+    def _recording(self, step: Step) -> Recording:
+        return Recording((step.inputs, step.outputs), pointer, self._is_planned)
+
     def _is_recordable(self, array: Array | None) -> bool:
         """Return whether the layout of an array is the same at each run, or checked."""
         return array is None or array.flags.c_contiguous or self._is_planned(array)
+
+
+def _shares_memory(array: Array, others: Sequence[Array]) -> bool:
+    return any(np.may_share_memory(array, each) for each in others)
