@@ -1,4 +1,4 @@
-"""The number of tokens of prompts that fit into a step beside the tokens of others."""
+"""The number of tokens of prompts that fit into a step with the tokens of others."""
 
 import pytest
 
