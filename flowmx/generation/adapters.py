@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray as HostArray
@@ -16,11 +17,35 @@ from flowmx.gluon.lora.names import sources
 from flowmx.gluon.lora.table import TableDense
 from flowmx.gluon.lora.weights import AdapterWeights
 
-__all__ = ["AdapterTable"]
+__all__ = ["AdapterTable", "TableForm"]
 
 _MAX_BYTES = 1 << 30
 _RANKS = 8
 """The rank of a table is a multiple of this."""
+
+
+class TableForm(NamedTuple):
+    """The form of a table that a network has.
+
+    Attributes:
+        generation: the number of times that the table has grown.
+        slots: the number of its slots.
+        rank: the rank of each.
+    """
+
+    generation: int
+    slots: int
+    rank: int
+
+    def mask(self, adapters: Sequence[int] | HostArray[np.int32]) -> HostArray[np.float32]:
+        """Return the mask of rows for :func:`flowmx.gluon.lora.table.masked`.
+
+        Args:
+            adapters: the slot of each row, or -1 for none.
+        """
+        slots = np.asarray(adapters, np.int32)
+        chosen = slots[:, None] == np.arange(self.slots, dtype=np.int32)
+        return np.repeat(chosen, self.rank, axis=1).astype(np.float32)
 
 
 class AdapterTable:
@@ -46,6 +71,8 @@ class AdapterTable:
         self._rank = 0
         self._is_grown = self.is_dirty = False
         self.generation = 0
+        self._lock = threading.Lock()
+        """Adapters are added on other threads than the one that pushes steps."""
 
     @property
     def nbytes(self) -> int:
@@ -67,41 +94,32 @@ class AdapterTable:
         count = len(self._adapters) if free else max(1, 2 * len(self._adapters))
         rank = max(self._rank, -(-weights.rank // _RANKS) * _RANKS)
         new = weights.layers.keys() - self._layers.keys()
-        if not free or rank > self._rank or new:
-            self._grow(count, rank, [*self._layers, *sorted(new)])
-        slot = free[0] if free else self._adapters.index(None)
-        self._adapters[slot] = weights
-        self._fill(slot)
-        self.is_dirty = True
+        with self._lock:
+            if not free or rank > self._rank or new:
+                self._grow(count, rank, [*self._layers, *sorted(new)])
+            slot = free[0] if free else self._adapters.index(None)
+            self._adapters[slot] = weights
+            self._fill(slot)
+            self.is_dirty = True
         return slot
 
-    def apply(self) -> None:
-        """Wrap the layers of the network, and push the writing of the table, if it has changed.
+    def apply(self) -> TableForm:
+        """Wrap the layers of the network, and push the writing of the table, if it has changed; return its form.
 
         Only the thread that pushes steps may call this: it changes the network, which a step may compile.
         """
-        if self._is_grown:
-            self._is_grown = False
-            for path, layer in self._layers.items():
-                replace(self._net, path, layer)
-        if self.is_dirty:
-            self.is_dirty = False
-            for layer in self._layers.values():
-                layer.push(self._context)
+        with self._lock:
+            is_grown, is_dirty, self._is_grown, self.is_dirty = self._is_grown, self.is_dirty, False, False
+            layers, form = self._layers, TableForm(self.generation, len(self._adapters), self._rank)
+        for path, layer in layers.items() if is_grown else ():
+            replace(self._net, path, layer)
+        for layer in layers.values() if is_dirty else ():
+            layer.push(self._context)
+        return form
 
     def remove(self, slot: int) -> None:
         """Free a slot; steps that were pushed before still use its adapter."""
         self._adapters[slot] = None
-
-    def mask(self, adapters: Sequence[int] | HostArray[np.int32]) -> HostArray[np.float32]:
-        """Return the mask of rows for :func:`flowmx.gluon.lora.table.masked`.
-
-        Args:
-            adapters: the slot of each row, or -1 for none.
-        """
-        slots = np.asarray(adapters, np.int32)
-        chosen = slots[:, None] == np.arange(len(self._adapters), dtype=np.int32)
-        return np.repeat(chosen, self._rank, axis=1).astype(np.float32)
 
     def _grow(self, count: int, rank: int, paths: Sequence[str]) -> None:
         """Make a larger table."""

@@ -148,15 +148,16 @@ class PagedDecoder:
     def _push(self, batch: StepBatch) -> NDArray:
         """Push a step whose batch is valid."""
         forms = forms_of(batch)
-        self._compiled.add(self._key(batch))
         arrays = [nd.array(each, dtype="int32", ctx=self._context) for each in self._padded(batch, forms)]
         if batch.adapters is not None and (batch.adapters >= 0).any():
-            self._adapters.apply()
+            table = self._adapters.apply()
             padded = np.pad(batch.adapters, (0, forms.tokens - len(batch.adapters)), constant_values=-1)
-            arrays.append(nd.array(self._adapters.mask(padded), ctx=self._context))
-            step: _Step = self._adapted_step()
+            arrays.append(nd.array(table.mask(padded), ctx=self._context))
+            step: _Step = self._adapted_step(table.generation)
+            self._compiled.add((forms, table.generation))
         else:
             step = self._step
+            self._compiled.add((forms, None))
         logits = cast("NDArray", step(*arrays, self._cache))
         count = len(batch.rows)
         return logits if count == forms.rows else logits[:count]
@@ -217,9 +218,8 @@ class PagedDecoder:
         has_adapters = batch.adapters is not None and bool((batch.adapters >= 0).any())
         return forms_of(batch), self._adapters.generation if has_adapters else None
 
-    def _adapted_step(self) -> _AdaptedStep:
-        """Return the step for the present table of adapters."""
-        generation = self._adapters.generation
+    def _adapted_step(self, generation: int) -> _AdaptedStep:
+        """Return the step for a table of adapters."""
         if self._adapted is None or self._adapted[0] != generation:
             step = _AdaptedStep(self.net, self.page_size)
             step.hybridize(static_alloc=True)

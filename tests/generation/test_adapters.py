@@ -10,7 +10,8 @@ import pytest
 
 import flowmx as mx
 from flowmx.errors import Overloaded
-from flowmx.generation import Generator, PagedDecoder, load
+from flowmx.generation import Generator, PagedDecoder, adapters, load
+from flowmx.generation.step_batch import StepBatch
 from flowmx.gluon import lora
 from flowmx.gluon.model_zoo import from_pretrained
 from flowmx.gluon.nn.packed import PackedDense
@@ -116,6 +117,30 @@ async def test_after_a_warm_up_no_step_with_an_adapter_compiles():
         assert pushed[-1] is False
 
 
+async def step_logits(decoder, slots):
+    """Return the logits after one token of a sequence with an adapter."""
+    zero, table = np.zeros(1, np.int32), np.zeros((1, 1), np.int32)
+    return (await decoder.step(StepBatch(zero, zero, zero, zero, table, zero, slots))).asnumpy()
+
+
+async def test_an_adapter_that_is_added_while_another_is_written_waits_for_the_next_step(monkeypatch):
+    one, two = (await random_adapter(1))[0], (await random_adapter(2, rank=12))[0]
+    decoder, added = PagedDecoder(from_pretrained(MODEL), pages=8, page_size=4), []
+
+    def add_and_replace(*arguments):
+        if not added:
+            added.append(decoder.add_adapter(two))  # the table grows
+        replace(*arguments)
+
+    replace = adapters.replace
+    monkeypatch.setattr(adapters, "replace", add_and_replace)
+    slot = np.full(1, decoder.add_adapter(one), np.int32)
+    logits = [await step_logits(decoder, each) for each in (slot, slot)]
+    np.testing.assert_allclose(logits[1], logits[0], rtol=1e-5)
+    other = await step_logits(decoder, np.array(added, np.int32))
+    assert np.abs(other - logits[0]).max() > 0.01
+
+
 async def test_a_step_with_adapters_is_few_native_runs(monkeypatch):
     from flowmx.graph.running.native import NativeSteps
 
@@ -155,7 +180,7 @@ async def test_adapters_are_replaced_and_removed_while_requests_run():
             generator.remove_adapter(name)
         generator.add_adapter("h", two[0])
         assert (await answers(generator, "h"))[0] == await texts(two[1])
-        assert generator.decoder._adapters.mask([0]).shape == (1, 2 * 8)
+        assert generator.decoder._adapters.apply().mask([0]).shape == (1, 2 * 8)
 
 
 def quantized_network():
