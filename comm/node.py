@@ -22,6 +22,7 @@ from flowmx.comm.errors import Busy, PeerGone, Refused
 from flowmx.comm.exit_reason import TERMINATED, classify_exit
 from flowmx.comm.frames import Message
 from flowmx.comm.heartbeat_process import AVAILABLE, HeartbeatProcess
+from flowmx.comm.join_wait import JoinWait
 from flowmx.comm.limits import limits_for
 from flowmx.comm.members import MAX_NUMBER, rounds_from_wire
 from flowmx.comm.node_errors import NodeGone, SchedulerGone
@@ -507,6 +508,7 @@ class Node:
             Refused: the scheduler refused this node.
         """
         start, pause = self._clock.now(), min(0.05, self.timing.heartbeat / 4)
+        wait = JoinWait(self.role, self._scheduler, self.timing.reconnect)
         while True:
             try:
                 self._adopt_registration((await self._call("join", self._join_header())).header)
@@ -517,8 +519,10 @@ class Node:
                 problem: Exception = refused
             except UNREACHABLE as error:
                 problem = error
-            if self._clock.now() - start > self.timing.reconnect:
-                raise self._give_up_error(problem) from problem
+            seconds = self._clock.now() - start
+            wait.record(problem, seconds)
+            if seconds > self.timing.reconnect:
+                raise wait.error(problem, self.timing.search_time(problem)) from None  # it names the problem
             await self._clock.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, self.timing.heartbeat)
 
@@ -538,12 +542,6 @@ class Node:
             header["view"] = self._view.to_wire()
         rank = self.rank if self.rank >= 0 else self._preferred_rank
         return header if rank is None else {**header, "rank": rank}
-
-    def _give_up_error(self, problem: Exception) -> Exception:
-        if isinstance(problem, Refused):
-            return problem
-        seconds = self.timing.search_time(problem)
-        return SchedulerGone(f"the scheduler at {self._scheduler} could not be reached for {seconds:g} s: {problem}")
 
     def _adopt_registration(self, response: Mapping[str, Any]) -> None:
         if self.rank < 0:
@@ -594,7 +592,9 @@ class Node:
                 self._scheduler, self.name, self.timing.search_time(error), error,
             )  # fmt: skip
         if self._outage.record_failure(self._clock.now(), self.timing.timeout) > self.timing.search_time(error):
-            self._fail(self._give_up_error(error))
+            seconds = self.timing.search_time(error)
+            gone = SchedulerGone(f"the scheduler at {self._scheduler} could not be reached for {seconds:g} s: {error}")
+            self._fail(error if isinstance(error, Refused) else gone)
         await self._clock.sleep(self.timing.heartbeat / 4)
 
     def _fail(self, error: BaseException) -> None:

@@ -341,6 +341,40 @@ async def test_nodes_give_up_when_the_scheduler_does_not_come_back(make, clock):
         cluster.nodes["a"].check()
 
 
+@pytest.mark.parametrize("ends", [False, True], ids=["the job continues", "the job ends"])
+async def test_a_worker_too_many_hears_what_to_do(make, clock, caplog, ends):
+    cluster = await make()
+    await cluster.add("worker", "c")
+    await clock.advance(2)
+    assert not caplog.messages
+    await clock.advance(2)
+    (line,) = caplog.messages
+    assert line.startswith("this worker waits up to 30 s to join the job of the scheduler at fake:1: all 2 places of")
+    assert line.endswith(
+        "start all its processes with a larger number (flowmx launch --workers, or FLOWMX_NUM_WORKERS)"
+    )
+    if ends:
+        await cluster.network.stop()
+        error, text = (
+            SchedulerGone,
+            "the job of the scheduler at fake:1 has ended, and it had no place for this worker: ",
+        )
+    else:
+        error, text = Refused, "all 2 places of workers are taken: the job is complete without this process; "
+    await clock.advance(40)
+    with pytest.raises(error, match=text) as raised:
+        await cluster.tasks["c"]
+    assert raised.value.__cause__ is None and raised.value.__suppress_context__
+
+
+async def test_a_worker_without_a_scheduler_hears_what_to_do(make, clock, caplog):
+    cluster = await make(roles=())
+    await cluster.network.stop()
+    await cluster.add("worker", "a")
+    await clock.advance(4)
+    assert "this worker waits up to 30 s to join the job of the scheduler at fake:1: no connection" in caplog.text
+
+
 async def test_a_file_other_than_a_snapshot_is_refused(tmp_path):
     (tmp_path / "job").write_bytes(b"nonsense")
     with pytest.raises(ValueError, match="is not a snapshot of a scheduler"):
