@@ -592,10 +592,14 @@ class Node:
                 self._scheduler, self.name, self.timing.search_time(error), error,
             )  # fmt: skip
         if self._outage.record_failure(self._clock.now(), self.timing.timeout) > self.timing.search_time(error):
-            seconds = self.timing.search_time(error)
-            gone = SchedulerGone(f"the scheduler at {self._scheduler} could not be reached for {seconds:g} s: {error}")
-            self._fail(error if isinstance(error, Refused) else gone)
+            self._fail(self._outage_error(error))
         await self._clock.sleep(self.timing.heartbeat / 4)
+
+    def _outage_error(self, problem: Exception) -> Exception:
+        if isinstance(problem, Refused):
+            return problem
+        seconds = self.timing.search_time(problem)
+        return SchedulerGone(f"the scheduler at {self._scheduler} could not be reached for {seconds:g} s: {problem}")
 
     def _fail(self, error: BaseException) -> None:
         log.error("%s", error)

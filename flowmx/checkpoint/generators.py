@@ -13,7 +13,7 @@ from flowmx.data import rng
 from flowmx.devices import Context, generator
 
 
-def push() -> list[tuple[Context, engine.Handle]]:
+def push() -> list[tuple[Context, engine.Handle[Any]]]:
     """Enqueue reads of all devices' generators, after the operations so far that draw from them."""
     return [(device.context, engine.push(_reader(device.generator), reads=[device.generator], name="read generator"))
             for device in devices.in_use()]  # fmt: skip

@@ -20,7 +20,7 @@ import inspect
 import types
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 from flowmx import settings
 from flowmx.engine import bulking as _bulking
@@ -42,6 +42,9 @@ __all__ = [
 ]  # fmt: skip
 
 
+T = TypeVar("T")
+
+
 class HasVariable(Protocol):
     """An object that has a variable, such as an array."""
 
@@ -50,22 +53,23 @@ class HasVariable(Protocol):
         """The variable that stands for the object's content."""
 
 
-class Handle(Operation):
+class Handle(Operation, Generic[T]):
     """A pushed operation: ``await`` it for the function's result, wait for it, inspect it or cancel it.
 
     Cancelling a waiting task abandons only the wait; :meth:`cancel` ends the operation itself.
     """
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, T]:
         if self.failure is None:
             yield from engine.wait_async(self)
         if self.token is not None:
             yield from engine.wait_for_device(self.token)
         if self.failure is not None:
             self.failure.throw_awaited()
-        return self.result
+        result: T = self.result
+        return result
 
-    def wait(self) -> Any:
+    def wait(self) -> T:
         """Block until the operation is complete; return the function's result or raise its error."""
         if self.failure is None:
             engine.wait(self)
@@ -73,7 +77,8 @@ class Handle(Operation):
             self.token.wait()
         if self.failure is not None:
             self.failure.throw()
-        return self.result
+        result: T = self.result
+        return result
 
     def done(self) -> bool:
         """Return whether the operation has completed, failed or was cancelled."""
@@ -99,14 +104,35 @@ def install_devices(actor_of: Callable[[Any], Actor]) -> None:
     _actor_of = actor_of
 
 
+Tags = Iterable[Variable | HasVariable] | Variable | HasVariable
+"""The variables of an operation, or arrays for theirs; or only one."""
+
+
+@overload
 def push(
-    function: Callable[[], Any] | Callable[[], Coro[Any]],
-    reads: Iterable[Variable | HasVariable] | Variable | HasVariable = (),
-    writes: Iterable[Variable | HasVariable] | Variable | HasVariable = (),
-    device: object = None,
-    priority: int = 0,
+    function: Callable[[], Coro[T]], reads: Tags = (), writes: Tags = (), device: object = None,
+    priority: int = 0, name: str | None = None,
+) -> Handle[T]: ...  # fmt: skip
+
+
+@overload
+def push(
+    function: Callable[[], T], reads: Tags = (), writes: Tags = (), device: object = None, priority: int = 0,
     name: str | None = None,
-) -> Handle:
+) -> Handle[T]: ...  # fmt: skip
+
+
+@overload  # a lambda whose parameters have defaults, the type of which mypy does not infer
+def push(
+    function: Callable[..., Any], reads: Tags = (), writes: Tags = (), device: object = None, priority: int = 0,
+    name: str | None = None,
+) -> Handle[Any]: ...  # fmt: skip
+
+
+def push(
+    function: Callable[..., Any], reads: Tags = (), writes: Tags = (), device: object = None, priority: int = 0,
+    name: str | None = None,
+) -> Handle[Any]:  # fmt: skip
     """Push work to the engine; return its handle immediately.
 
     Args:
@@ -140,7 +166,7 @@ def push(
     else:
         actor = _actor_of(device)
     label = name or str(getattr(function, "__name__", type(function).__name__))
-    op = Handle(function, (), read_tags, write_tags, actor, label, capture())
+    op: Handle[Any] = Handle(function, (), read_tags, write_tags, actor, label, capture())
     op.priority, op.is_coroutine = priority, is_coroutine
     runs_user_code(op)
     engine.enqueue(op)
@@ -233,7 +259,7 @@ def _tags(argument: str, items: Any) -> tuple[Variable, ...]:
     return tuple(dict.fromkeys(tags)) if len(tags) > 1 else tuple(tags)
 
 
-def delete_variable(variable: Variable | HasVariable, on_delete: Callable[[], object] | None = None) -> Handle:
+def delete_variable(variable: Variable | HasVariable, on_delete: Callable[[], object] | None = None) -> Handle[object]:
     """Delete a variable once the operations pushed on it so far are complete, and then call ``on_delete``.
 
     Later pushes on it, and operators on its array, raise an error.

@@ -9,6 +9,8 @@ later, elsewhere. So classes learn all their names before the first object is cr
 
 from __future__ import annotations
 
+from typing import Generic
+
 
 class DeclaredAttributes:
     """A base class of classes that declare, in the class body, every attribute that ``__init__`` does not always set.
@@ -29,6 +31,8 @@ def _declared_names(cls: type) -> list[str]:
     """Return the names of the instance attributes that a class and its bases declare."""
     names: dict[str, None] = {}
     for base in reversed(cls.__mro__):
+        if base is Generic:
+            continue
         members = vars(base)
         annotations = {name: str(annotation) for name, annotation in members.get("__annotations__", {}).items()}
         names |= dict.fromkeys(name for name, text in annotations.items() if not text.startswith("ClassVar"))

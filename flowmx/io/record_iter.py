@@ -104,7 +104,7 @@ class RecordIter(PendingIterator[DataBatch], BatchIter):
     async def __anext__(self) -> DataBatch:
         return await self._take_async()
 
-    def _head(self) -> engine.Handle | None:
+    def _head(self) -> engine.Handle[Any] | None:
         if self._fork_generation != forks.generation():
             self._restart()
         if self._ahead:
@@ -270,7 +270,7 @@ class _Job:
     """A pending batch: the state before it, the CPU seconds of each thread, and whether it is still needed."""
 
     __slots__ = ("batch", "handle", "is_needed", "seconds", "state")
-    handle: engine.Handle
+    handle: engine.Handle[Any]
 
     def __init__(self, state: dict[str, Any], batch: Batch) -> None:
         self.state = state

@@ -181,7 +181,7 @@ class PrefetchingIter(PendingIterator[DataBatch], BatchIter):
         return self.current_batch
 
 
-class _HandleGroup(tuple[engine.Handle, ...]):
+class _HandleGroup(tuple[engine.Handle[Any], ...]):
     """The handles of several operations, awaited together."""
 
     def __await__(self) -> Generator[Any, None, list[Any]]:

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy.typing as npt
+
 from flowmx.ndarray import NDArray
 
-__all__ = ["on_host"]
+__all__ = ["ModelInput", "on_host"]
+
+ModelInput = npt.ArrayLike | NDArray | Mapping[str, npt.ArrayLike | NDArray]
+"""An input of a predictor: one array, or several by name."""
 
 
 async def on_host(x: Any) -> Any:

@@ -21,7 +21,6 @@ from flowmx.comm.metrics import Metrics
 from flowmx.comm.offload import LARGE, offload
 from flowmx.devices import Context, cpu
 from flowmx.event_loops import running_loop
-from flowmx.ndarray import NDArray
 from flowmx.renaming import warn_renamed
 from flowmx.serve import flight_report
 from flowmx.serve import metrics as serve_metrics
@@ -30,7 +29,7 @@ from flowmx.serve.budget import Budget
 from flowmx.serve.compiled_model import Model
 from flowmx.serve.errors import InvalidInput, Overloaded, Unavailable
 from flowmx.serve.hooks import Decode, Encode, Hooks, check_hook
-from flowmx.serve.host_arrays import on_host
+from flowmx.serve.host_arrays import ModelInput, on_host
 from flowmx.serve.images import ImageReader, ImageTransform
 from flowmx.serve.inputs import Array, Input, Inputs, Rows, Shapes
 from flowmx.serve.mms import Handler, HandlerModel, Requests
@@ -156,7 +155,7 @@ class Predictor:
 
     # -- predictions -----------------------------------------------------------------------------------
 
-    async def __call__(self, x: npt.ArrayLike | NDArray | Mapping[str, npt.ArrayLike | NDArray]) -> npt.NDArray[Any]:
+    async def __call__(self, x: ModelInput) -> npt.NDArray[Any]:
         """Predict.
 
         The first call warms up the model, unless :meth:`ready` has done so. Cancelling withdraws the rows that have not

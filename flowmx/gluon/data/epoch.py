@@ -160,7 +160,7 @@ class PrefetchedEpoch(Epoch):
         self._prefetch = prefetch
         self._timeout = timeout
         self._fork_generation = forks.generation()
-        self._ahead: deque[tuple[Job, engine.Handle]] = deque()
+        self._ahead: deque[tuple[Job, engine.Handle[Any]]] = deque()
         self._fetch()
 
     def _head(self) -> PendingBatch | None:
@@ -182,7 +182,7 @@ class PrefetchedEpoch(Epoch):
         while len(self._ahead) < self._prefetch and (task := self.position.take()) is not None:
             self._ahead.append(self._submit(*task))
 
-    def _submit(self, number: int, samples: list[Any]) -> tuple[Job, engine.Handle]:
+    def _submit(self, number: int, samples: list[Any]) -> tuple[Job, engine.Handle[Any]]:
         job = Job(samples, number, self._batch_seed(number))
         return job, engine.push(partial(_await_batch, self._pool, job, self._timeout), name="DataLoader")
 

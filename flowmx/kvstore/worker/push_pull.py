@@ -402,15 +402,15 @@ class DistValues(KVStore):
     def _enqueue(
         self, name: str, function: Callable[..., object], arguments: tuple[object, ...], reads: tuple[Variable, ...],
         writes: tuple[Variable, ...], priority: int = 0, light: bool = False,
-    ) -> Handle:  # fmt: skip
-        op = Handle(function, arguments, reads, writes, self._session.actor, name, capture(), 0, light)
+    ) -> Handle[Any]:  # fmt: skip
+        op: Handle[Any] = Handle(function, arguments, reads, writes, self._session.actor, name, capture(), 0, light)
         op.priority, op.bulkable = priority, False
         engine.enqueue(op)
         return op
 
     def _enqueue_for_all_keys(
         self, name: str, work: Callable[..., Coroutine[Any, Any, Any]] | None, arguments: tuple[object, ...]
-    ) -> Handle:
+    ) -> Handle[Any]:
         """Enqueue an operation that runs after everything pushed so far, and before everything pushed later."""
         orders = tuple(entry.order for entry in self._family.entries())
         if work is None:

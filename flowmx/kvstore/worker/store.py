@@ -60,7 +60,7 @@ class DistKVStore(DistValues):
         session: the session in the job.
     """
 
-    _cancelled_barrier: tuple[Handle, int] | None = None
+    _cancelled_barrier: tuple[Handle[Any], int] | None = None
     """A barrier whose wait was cancelled, and the number of pushes at that time."""
 
     @classmethod
@@ -340,7 +340,7 @@ class DistKVStore(DistValues):
     def _barrier(self) -> None:
         self._meet().wait()
 
-    def _meet(self, then: Callable[[], Awaitable[object]] | None = None) -> Handle:
+    def _meet(self, then: Callable[[], Awaitable[object]] | None = None) -> Handle[Any]:
         with self._lock:
             self._session.check()
             stores = [store for store in self._family.stores if store._transfers.order.active]
@@ -438,7 +438,7 @@ class DistKVStore(DistValues):
             orders = tuple(entry.order for entry in self._family.entries())
             return self._enqueue("kvstore close", lambda: None, (), (), (*orders, self._control))
 
-    def _wait_for(self, op: Handle, timeout: float | None) -> None:
+    def _wait_for(self, op: Handle[Any], timeout: float | None) -> None:
         """Wait until an operation has ended or failed; log long waits."""
         done = threading.Event()
         with engine.lock:

@@ -10,10 +10,11 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from flowmx.event_loops import running_loop
 from flowmx.serve.errors import InvalidInput, Unavailable
-from flowmx.serve.host_arrays import on_host
+from flowmx.serve.host_arrays import ModelInput, on_host
 from flowmx.serve.inputs import Array, Inputs, Rows, Shape
 from flowmx.serve.runner import Runner
 from flowmx.serve.sessions.core import Call, SessionEntry
@@ -57,7 +58,7 @@ class Session:
 
     # -- calls -----------------------------------------------------------------------------------------
 
-    async def __call__(self, x: Any) -> Any:
+    async def __call__(self, x: ModelInput) -> npt.NDArray[Any]:
         """Predict, after the earlier calls of this session.
 
         Cancelling withdraws the call: it has no effect unless it is already complete.
@@ -77,12 +78,15 @@ class Session:
         """
         call = self._submit(x if type(x) is np.ndarray else await on_host(x))
         try:
-            return await call.answer[1]
+            result: npt.NDArray[Any] = await call.answer[1]
         except asyncio.CancelledError:
             self._abandon(call)
             raise
+        return result
 
-    async def stream(self, xs: AsyncIterable[Any] | Iterable[Any], *, ahead: int = _AHEAD) -> AsyncGenerator[Any, None]:
+    async def stream(
+        self, xs: AsyncIterable[ModelInput] | Iterable[ModelInput], *, ahead: int = _AHEAD
+    ) -> AsyncGenerator[npt.NDArray[Any], None]:
         """Predict for each input of a stream, and yield the results in order.
 
         If a call fails, the calls of the stream after it have no effect. The session stays open.
