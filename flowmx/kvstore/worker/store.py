@@ -432,7 +432,7 @@ class DistKVStore(DistValues):
         self._wait_for(self._finish(), timeout)
         self._session.close(settings.get().exit_timeout)
 
-    def _finish(self) -> Handle:
+    def _finish(self) -> Handle[Any]:
         """Enqueue an operation that ends after everything pushed so far."""
         with self._lock:
             orders = tuple(entry.order for entry in self._family.entries())
