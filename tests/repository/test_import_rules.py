@@ -117,7 +117,7 @@ LAYERS: list[set[str]] = [
         "flowmx.sklearn",
         "flowmx.tools.plan",
     },
-    {"flowmx.serve"},
+    {"flowmx.serve", "flowmx.source_code"},
     {"flowmx.tools.commands", "flowmx.tools.numpy_stubs", "flowmx.tools.stubs"},
     {"flowmx.cli", "flowmx.__main__"},
     {"flowmx"},

@@ -30,6 +30,11 @@ def main(argv: Sequence[str]) -> int:
         arguments.epoch, arguments.states,
         arguments.opset,
     )  # fmt: skip
+    if arguments.to:
+        from flowmx.tools.commands.convert_source import write
+
+        sys.stdout.write(f"{arguments.source} -> {write(job, arguments.python)}\n")
+        return usage.SUCCESS
     precision = "int8" if arguments.int8 else "bfloat16" if arguments.bf16 else ""
     if precision:
         from flowmx.tools.commands.convert_precision import Lowering, lower
@@ -65,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
             "trainer.states for-mxnet.states",
             "resnet resnet-int8 --int8 --calibrate images.rec --shape 3,224,224",
             "resnet resnet-bf16 --bf16 --shape 3,224,224",
+            "resnet resnet.py --to torch --shape 3,224,224 --python torch-env/bin/python",
         ],
         exits={1: "failure, or --check found a difference"},
     )  # fmt: skip
@@ -86,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         help="format of optimizer states (default: %(default)s)",
     )
     _add_precision(parser)
+    _add_source_code(parser)
     parser.add_argument(
         "--check",
         action="store_true",
@@ -118,6 +125,15 @@ def _add_precision(parser: argparse.ArgumentParser) -> None:
         "--std", type=_numbers, metavar="R,G,B", help="standard deviation of the images, by channel or as one number"
     )
     bits.add_argument("--exclude", action="append", metavar="LAYER", help="a layer to leave unchanged; may be repeated")
+
+
+def _add_source_code(parser: argparse.ArgumentParser) -> None:
+    code = parser.add_argument_group("source code of other frameworks")
+    code.add_argument(
+        "--to", choices=["torch"], help="write a Python file with the network's classes, and a safetensors file of the "
+        "same name with its parameters; both networks run on random inputs, and the difference is printed",
+    )  # fmt: skip
+    code.add_argument("--python", metavar="PATH", help="the interpreter that has torch (default: this one)")
 
 
 def _numbers(text: str) -> tuple[float, ...]:

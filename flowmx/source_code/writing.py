@@ -1,0 +1,133 @@
+"""Writes the source code of a network and the file of its parameters."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from flowmx.ndarray import NDArray
+from flowmx.ops.registry.operators import Array, DType
+from flowmx.source_code.blocks import Body, find_blocks
+from flowmx.source_code.description import State
+from flowmx.source_code.members import entries
+from flowmx.source_code.printer import Printer
+from flowmx.source_code.reading import Lengths, read
+from flowmx.source_code.torch import STYLE, TABLE
+from flowmx.symbol import Symbol
+
+__all__ = ["Source", "to_torch"]
+
+
+class Source(NamedTuple):
+    """A network as source code.
+
+    Attributes:
+        name: the name of its class.
+        text: the source code.
+        state: the entries of the state dict.
+        arrays: the parameters in the checkpoint.
+        inputs: the names of the inputs.
+        outputs: the names of the outputs.
+    """
+
+    name: str
+    text: str
+    state: dict[str, State]
+    arrays: Mapping[str, NDArray]
+    inputs: list[str]
+    outputs: list[str]
+
+    def state_dict(self) -> dict[str, Array]:
+        """Return the state dict."""
+        return {name: self.entry(state, self.arrays) for name, state in self.state.items()}
+
+    @staticmethod
+    def entry(state: State, arrays: Mapping[str, NDArray]) -> Array:
+        """Compute an entry of the state dict."""
+        sources = [arrays[name].asnumpy() for name in state.sources]
+        return np.ascontiguousarray(sources[0] if state.transform is None else state.transform(*sources))
+
+
+def to_torch(
+    symbol: Symbol, arrays: Mapping[str, NDArray], inputs: Mapping[str, Lengths],
+    types: Mapping[str, DType] | None = None, name: str = "Network", file: str = "",
+) -> Source:  # fmt: skip
+    """Return a network as a PyTorch module.
+
+    Args:
+        symbol: the network.
+        arrays: its parameters and auxiliary states by name.
+        inputs: the lengths of the inputs' axes.
+        types: the dtypes of the inputs (default: float32).
+        name: the name of the class.
+        file: the name of the file of parameters, for the docstring.
+
+    Raises:
+        Unsupported: operators have no code; the message lists the nodes.
+    """
+    types = types or dict.fromkeys(inputs, np.dtype(np.float32))
+    network = read(symbol, arrays, inputs, types, TABLE, name)
+    body = Body(network.steps, list(network.inputs.values()), list(network.outputs.values()))
+    names = [step.name for step in network.steps]
+    blocks = find_blocks(body)
+    printer = Printer(STYLE, name, _doc(network.inputs, inputs, network.outputs), network.inputs)
+    lines = printer.write(body, blocks, names)
+    text = "\n".join([*_head(body, lines, file, name), *lines, ""])
+    state = dict(entries(body, body.steps, printer.members))
+    return Source(name, text, state, arrays, list(network.inputs), list(network.outputs))
+
+
+def _doc(names: Mapping[str, int], lengths: Mapping[str, Lengths], outputs: Mapping[str, int]) -> list[str]:
+    sizes = ["(" + ", ".join(map(str, map(_length_text, each))) + ")" for each in lengths.values()]
+    texts = ", ".join(f"{name} {shape}" for name, shape in zip(names, sizes, strict=True))
+    return [f"Inputs: {texts}. Outputs: {', '.join(outputs)}."]
+
+
+def _length_text(length: object) -> str:
+    return str(length) if isinstance(length, int) else "n"
+
+
+def _head(body: Body, lines: list[str], file: str, name: str) -> list[str]:
+    code = "\n".join(lines)
+    uses = [f"model = {name}()", f'model.load_state_dict(safetensors.torch.load_file("{file}"))'] if file else []
+    doc = ['"""A PyTorch module, written by flowmx.', "", *(f"    {each}" for each in uses), '"""', ""]
+    imports = ["import torch"] if re.search(r"\btorch\.", code) else []
+    helpers = _helpers_of(code)
+    whole = code + "\n".join(helpers)
+    imports = ["import torch"] if re.search(r"\btorch\.", whole) else []
+    imports += ["import torch.nn.functional as F"] if re.search(r"\bF\.", whole) else []
+    return [
+        *doc,
+        *imports,
+        "from torch import nn",
+        "",
+        "",
+        *(line for each in helpers for line in (*each.split("\n"), "", "")),
+    ]
+
+
+def _helpers_of(code: str) -> list[str]:
+    """Return the source of the functions that the code calls, and of those that they call."""
+    sources = _helper_sources()
+    needed: dict[str, None] = {}
+    pending = [name for name in sources if re.search(rf"\b{name}\b", code)]
+    while pending:
+        name = pending.pop(0)
+        if name not in needed:
+            needed[name] = None
+            pending += [other for other in sources if other != name and re.search(rf"\b{other}\b", sources[name])]
+    return [sources[name] for name in sources if name in needed]
+
+
+@cache
+def _helper_sources() -> dict[str, str]:
+    text = (Path(__file__).parent / "torch" / "helpers.py").read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    nodes = [node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    return {node.name: ast.get_source_segment(text, node) or "" for node in nodes}
