@@ -10,6 +10,7 @@ from typing import Any
 from flowmx.observability import flight
 from flowmx.serve.metrics import SECONDS
 from flowmx.serve.runner import Runner
+from flowmx.serve.sessions.runner import SessionRunner
 
 __all__ = ["register", "report"]
 
@@ -18,14 +19,14 @@ _RECENT = 5.0
 """Seconds during which a refusal counts as recent."""
 
 
-def register(runner: Runner) -> Callable[[], None]:
+def register(runner: Runner, sessions: SessionRunner | None) -> Callable[[], None]:
     """Register a runner's report with the flight recorder; return the function that removes it."""
-    name, function = f"serving {runner.name}", partial(report, runner)
+    name, function = f"serving {runner.name}", partial(report, runner, sessions)
     flight.describe(name, function)
     return partial(flight.forget, name, function)
 
 
-def report(runner: Runner) -> dict[str, Any]:
+def report(runner: Runner, sessions: SessionRunner | None = None) -> dict[str, Any]:
     """Return the report of a runner; see :func:`flowmx.observability.flight.describe`."""
     instruments, name = runner.instruments, runner.name
     return {
@@ -35,7 +36,7 @@ def report(runner: Runner) -> dict[str, Any]:
         "requests": {result: instruments.requests.value(name, result) for result in RESULTS},
         "latency": {"bounds": list(SECONDS), "counts": instruments.latency.counts(name)},
         "warnings": _warnings(runner), "kind": "overloaded server",
-    }  # fmt: skip
+    } | ({} if sessions is None else {"sessions": sessions.report()})  # fmt: skip
 
 
 def _warnings(runner: Runner) -> list[str]:

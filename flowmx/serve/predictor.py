@@ -151,7 +151,7 @@ class Predictor:
         weakref.finalize(self, self._runner.stop)
         if self._sessions is not None:
             weakref.finalize(self, self._sessions.stop)
-        weakref.finalize(self, flight_report.register(self._runner))
+        weakref.finalize(self, flight_report.register(self._runner, self._sessions))
 
     # -- predictions -----------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """The parts of the dashboard without I/O: series, lanes, warnings, curves, and access rights."""
 
+import asyncio
 import gc
 import itertools
 import json
@@ -36,6 +37,7 @@ from flowmx.observability.flight import curves
 from flowmx.observability.flight.curves import Curve
 from flowmx.observability.flight.report_registry import reports as flight_reports
 from tests.generation.test_generator import Scripted
+from tests.serve.sessions.test_session import Sums, opened, summing  # noqa: F401 (a fixture)
 
 SECRET = "a secret of some letters"
 
@@ -165,6 +167,28 @@ def test_a_service_by_rate_queue_and_latency():
     assert row["rate"] == 10 and row["requests"]["refused"] == 3
     later = sampler.add(Reading(at=14.0, reports=service(30, [100, 20, 0]))).content["values"]
     assert "served.m.p99" not in later or later["served.m.p99"] == 1.0
+
+
+async def test_the_report_of_sessions_names_those_that_wait(opened):  # noqa: F811
+    def reports():
+        return {name: each for name, each in flight_reports().items() if "sessions" in each}
+
+    predictor = summing()
+    async with predictor, predictor.session("kitchen") as one, predictor.session("hall") as two:
+        await one([1, 0])
+        Sums.let.clear()
+        running = one.begin(np.ones(2, np.float32))
+        waiting = [two.begin(np.ones(2, np.float32)) for _ in range(2)]
+        (report,) = reports().values()
+        Sums.let.set()
+        await asyncio.gather(running, *waiting)
+    sessions = report["sessions"]
+    assert (sessions["open"], sessions["waiting"] + sessions["running"]) == (2, 3)
+    assert {each["name"] for each in sessions["longest"]} <= {"kitchen", "hall"}
+    sampler = Sampler()
+    frame = sampler.add(Reading(at=0.0, reports={"serving model": report})).content
+    assert frame["values"]["served.model.sessions"] == 2
+    assert frame["now"]["services"][0]["sessions"]["limit"] == 16384
 
 
 def generator(tokens, counts, pages=0):

@@ -109,6 +109,8 @@ class Sampler:
     ) -> dict[str, float]:
         earlier = None if previous is None else services(previous).get(model)
         values = {f"served.{model}.queued": float(report["queued"])}
+        if "sessions" in report:
+            values[f"served.{model}.sessions"] = float(report["sessions"]["open"])
         p99 = self._recent_p99(f"served.{model}", report["latency"], reading.at)
         if p99 is not None:
             values[f"served.{model}.p99"] = p99

@@ -22,6 +22,7 @@ def service_rows(reading: Reading, values: Mapping[str, float]) -> list[dict[str
             "model": model, "version": report["version"], "accepting": report["accepting"], "queued": report["queued"],
             "limit": report["limit"], "pending": report["pending"], "requests": dict(report["requests"]),
             "rate": values.get(f"served.{model}.rate"), "p99": values.get(f"served.{model}.p99"),
+            "sessions": report.get("sessions"),
         }
         for model, report in services(reading).items()
     ]  # fmt: skip

@@ -311,6 +311,19 @@ class SessionTable:
         heads = (next(iter(sessions)).calls[0] for sessions in self._ready.values())
         return min(heads, key=_arrival_of, default=None)
 
+    def longest_waiting(self, limit: int) -> list[tuple[SessionEntry, float]]:
+        """Return the ready sessions that have waited for longest, and the arrival of their first call.
+
+        Any thread may call this, also without the owner's lock: the result is approximate while the table changes.
+        """
+        heads = [
+            (session, session.calls[0].arrival)
+            for sessions in list(self._ready.values())
+            for session in list(sessions)[:limit]
+            if session.calls
+        ]
+        return sorted(heads, key=lambda head: head[1])[:limit]
+
     def ready(self, shapes: tuple[Shape, ...]) -> int:
         """Return the number of sessions whose next call has these shapes and may run."""
         return len(self._ready.get(shapes, ()))

@@ -28,7 +28,7 @@ _LOOK = 1.0
 _SPARE = 32
 """The number of rows of states that are not worth releasing while sessions are open."""
 _NAMES = 4
-"""The number of sessions that an error names."""
+"""The number of sessions that an error or a report names."""
 Results = list[Array] | list[list[Array]]
 
 
@@ -75,6 +75,18 @@ class SessionRunner:
     def nbytes(self) -> int:
         """The size of the states and the waiting inputs in bytes, with the room for further sessions."""
         return self._rows.nbytes + self._table.nbytes - self._row_bytes * len(self._table)
+
+    def report(self) -> dict[str, Any]:
+        """Return the numbers of sessions and calls, and the names of the sessions that have waited for longest."""
+        table, limits, now = self._table, self.limits, time.perf_counter()
+        waiting = [
+            {"name": str(session.name), "calls": len(session.calls), "steps": session.steps, "seconds": now - arrival}
+            for session, arrival in table.longest_waiting(_NAMES)
+        ]
+        return {
+            "open": self.sessions, "limit": limits.sessions, "nbytes": self.nbytes, "nbytes_limit": limits.nbytes,
+            "waiting": table.waiting, "running": table.running, "longest": waiting,
+        }  # fmt: skip
 
     def open(self, name: Hashable = None, idle: float | None = None) -> SessionEntry:
         """Open a session; see :meth:`SessionTable.open`.

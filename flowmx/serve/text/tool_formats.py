@@ -20,6 +20,8 @@ class ToolFormat(NamedTuple):
         arguments: the name of the arguments in a call.
         is_bare: whether a text that begins with a JSON object is a call.
         id_length: the length of the id of a call, which chat templates check.
+        separators: if calls are a name, a separator and the arguments: that before the arguments, and that before an id
+            after the name.
     """
 
     markers: tuple[str, ...]
@@ -29,12 +31,22 @@ class ToolFormat(NamedTuple):
     arguments: str = "arguments"
     is_bare: bool = False
     id_length: int = 24
+    separators: tuple[str, ...] = ()
+
+    @property
+    def forced(self) -> ToolFormat:
+        """The format of calls that are forced, which are JSON: a JSON schema describes them."""
+        return MISTRAL if self.separators else self
 
 
 HERMES = ToolFormat(("<tool_call>",), "</tool_call>", "<tool_call>\n")
 """Hermes, Qwen: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``."""
 MISTRAL = ToolFormat(("[TOOL_CALLS]",), "", "[TOOL_CALLS]", is_list=True, id_length=9)
 """Mistral: ``[TOOL_CALLS][{"name": ..., "arguments": {...}}]``."""
+MISTRAL_NAMES = ToolFormat(
+    ("[TOOL_CALLS]",), "", "[TOOL_CALLS]", id_length=9, separators=("[ARGS]", "[CALL_ID]")
+)  # fmt: skip
+"""Mistral since 2025: ``[TOOL_CALLS]NAME[ARGS]{...}``, or ``[TOOL_CALLS]NAME[CALL_ID]ID[ARGS]{...}``."""
 LLAMA = ToolFormat(("<|python_tag|>",), "", "", arguments="parameters", is_bare=True)
 """Llama 3: ``{"name": ..., "parameters": {...}}``."""
 
@@ -49,7 +61,7 @@ def find_format(template: object) -> ToolFormat:
     if not isinstance(source, str) or HERMES.markers[0] in source:
         return HERMES
     if MISTRAL.markers[0] in source:
-        return MISTRAL
+        return MISTRAL_NAMES if MISTRAL_NAMES.separators[0] in source else MISTRAL
     return LLAMA if "<|python_tag|>" in source or '"parameters":' in source else HERMES
 
 

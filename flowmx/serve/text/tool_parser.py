@@ -42,6 +42,8 @@ class Call(NamedTuple):
 
 Event = Text | CallBegin | CallPart
 _ARGUMENTS = ("arguments", "parameters")
+_MAX_NAME = 256
+"""The maximum length of the text before the arguments of a call that begins with its name."""
 _MAX_SPACE = 64
 """The maximum length of white space before a call without a marker."""
 
@@ -162,6 +164,35 @@ def _string(text: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
+class _NamedScanner(_Scanner):
+    """The parts of a call ``NAME[ARGS]{...}`` as its text comes, as if it were a JSON object.
+
+    Args:
+        before_arguments: the separator before the arguments.
+        before_id: the separator before an id after the name.
+    """
+
+    def __init__(self, before_arguments: str, before_id: str) -> None:
+        super().__init__()
+        self._before_arguments, self._before_id = before_arguments, before_id
+        self._head: str | None = ""
+
+    def push(self, letter: str) -> None:
+        """Add a character."""
+        if self._head is None:
+            super().push(letter)
+            if self._depth == 1 and self.arguments:
+                super().push("}")
+            return
+        self._head += letter
+        self.is_wrong = len(self._head) > _MAX_NAME
+        if self._head.endswith(self._before_arguments):
+            name = self._head.removesuffix(self._before_arguments).partition(self._before_id)[0].strip()
+            self._head, self.is_wrong = None, not name
+            for each in f'{{"name": {json.dumps(name)}, "arguments": ':
+                super().push(each)
+
+
 class ToolParser:
     """A parser of the text of one choice.
 
@@ -264,7 +295,9 @@ class ToolParser:
     # -- inside a call -----------------------------------------------------------------------------------
 
     def _begin(self, raw: str) -> None:
-        self._scanner, self._raw, self._has_begun = _Scanner(), [raw], False
+        form = self._form
+        self._scanner = _NamedScanner(*form.separators) if form.separators else _Scanner()
+        self._raw, self._has_begun = [raw], False
 
     def _scan(self) -> list[Event]:
         """Add pending text to the call."""

@@ -31,6 +31,7 @@ class ToolReplies(NamedTuple):
     def of(cls, tools: Tools, generator: Generator) -> ToolReplies:
         """Return those of a generator."""
         form = find_format(generator.template)
+        form = form.forced if tools.forced else form
         return cls(tools, form, _control_tokens(generator, form))
 
     def parser(self) -> ToolParser:
@@ -64,7 +65,7 @@ def _control_tokens(generator: Generator, form: ToolFormat) -> dict[int, str]:
     find = getattr(tokenizer, "token_bytes", None)
     if tokenizer is None or find is None:
         return {}
-    numbers = {marker: tokenizer.encode(marker, special=False) for marker in form.markers}
+    numbers = {marker: tokenizer.encode(marker, special=False) for marker in (*form.markers, *form.separators)}
     try:
         return {each[0]: marker for marker, each in numbers.items() if len(each) == 1 and not find(each[0])}
     except TypeError:  # the tokenizer's decoder does not join bytes

@@ -262,3 +262,14 @@ def test_an_idle_session_is_closed_but_not_a_busy_one():
     assert t.expire(34.0) == []
     assert t.expire(35.0) == [busy]
     assert (len(t), t.nbytes, t.next_expiry()) == (0, 0, None)
+
+
+def test_the_sessions_that_have_waited_for_longest():
+    table = SessionTable(ROW, SessionLimits())
+    sessions = [table.open(0.0, name) for name in "abcd"]
+    for place, session in enumerate(sessions):
+        for arrival in (5.0 - place, 9.0):
+            table.put(Call(session, (X,), SHAPES[place % 2], arrival), arrival)
+    assert [(each.name, arrival) for each, arrival in table.longest_waiting(3)] == [("d", 2.0), ("c", 3.0), ("b", 4.0)]
+    table.take(SHAPES[1], 8)  # b and d
+    assert [each.name for each, _ in table.longest_waiting(3)] == ["c", "a"]

@@ -10,7 +10,7 @@ import pytest
 
 import flowmx as mx
 from flowmx.generation import ChatTemplate, Generator
-from flowmx.serve.text.tool_formats import HERMES, LLAMA, MISTRAL, find_format
+from flowmx.serve.text.tool_formats import HERMES, LLAMA, MISTRAL, MISTRAL_NAMES, find_format
 from flowmx.serve.text.tool_parser import CallBegin, CallPart, Text, ToolParser
 from tests.generation.test_generator import Scripted
 from tests.serve.test_http import JSON, Client
@@ -45,6 +45,15 @@ CASES = {
         [("f", '{"a": [1, 2]}'), ("g", "{}")],
     ),
     "no list": (MISTRAL, "[1, 2]", "[1, 2]", []),
+    "calls by name": (
+        MISTRAL_NAMES, 'Hi[TOOL_CALLS]f[ARGS]{"a": "}[ARGS]", "b": {"c": 1}}[TOOL_CALLS] g [CALL_ID]x1[ARGS] {}', "Hi",
+        [("f", '{"a": "}[ARGS]", "b": {"c": 1}}'), ("g", "{}")],
+    ),
+    "a name without arguments": (MISTRAL_NAMES, "[TOOL_CALLS]f", "[TOOL_CALLS]f", []),
+    "a list after a name": (MISTRAL_NAMES, "[TOOL_CALLS]f[ARGS][1]", "[TOOL_CALLS]f[ARGS][1]", []),
+    "arguments that are cut": (MISTRAL_NAMES, '[TOOL_CALLS]f[ARGS]{"a": [1', "", [("f", '{"a": [1')]),
+    "no name before arguments": (MISTRAL_NAMES, "[TOOL_CALLS][ARGS]{}", "[TOOL_CALLS][ARGS]{}", []),
+    "a long name": (MISTRAL_NAMES, "[TOOL_CALLS]" + 500 * "f", "[TOOL_CALLS]" + 500 * "f", []),
     "a bare object": (LLAMA, '{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
     "two bare objects": (
         LLAMA, '<|python_tag|>{"type": "function", "name": "f", "parameters": {}}; {"name": "g", "parameters": {}}', "",
@@ -105,19 +114,22 @@ def test_random_texts_are_read_without_an_error():
         ",",
         " x",
     ]
-    for form in (HERMES, MISTRAL, LLAMA):
+    for form in (HERMES, MISTRAL, MISTRAL_NAMES, LLAMA):
         for _ in range(500):
-            pieces = source.choices([*words, *form.markers], k=12)
+            pieces = source.choices([*words, *form.markers, *form.separators], k=12)
             read(ToolParser(form, ["f"]), pieces)
 
 
 def test_formats_by_chat_template():
     sources = {
         "{{ '<tool_call>' }}": HERMES, "{{ '[TOOL_CALLS]' }}": MISTRAL, "{{ '<|python_tag|>' }}": LLAMA, "": HERMES,
+        "{{ '[TOOL_CALLS]' }}f{{ '[ARGS]' }}": MISTRAL_NAMES,
     }  # fmt: skip
     for source, form in sources.items():
         assert find_format(ChatTemplate(source)) is form
     assert find_format(None) is HERMES
+    assert MISTRAL_NAMES.forced is MISTRAL  # forced calls are JSON
+    assert HERMES.forced is HERMES
 
 
 # -- over HTTP ---------------------------------------------------------------------------------------------

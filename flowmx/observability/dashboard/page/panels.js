@@ -211,6 +211,20 @@ function services(state) {
   if (names.length) chart($("served-chart"), "served", "responses per second", format.count, ago).show(names.map((name, index) => line(state, `served.${name}.rate`, name, `c${index % 8}`)), [0]);
 }
 
+// The panel is shown if a predictor has sessions.
+function sessions(state) {
+  const rows = (state.now.services ?? []).filter((each) => each.sessions);
+  $("sessions").hidden = !rows.length;
+  fill(body("sessions-table"), rows.map(({ model, sessions: each }) => [
+    model,
+    { share: each.open / each.limit, text: `${format.count(each.open)} of ${format.count(each.limit)}`, tone: each.open >= each.limit ? "bad" : "c0" },
+    { share: each.nbytes / each.nbytes_limit, text: format.bytes(each.nbytes), tone: each.nbytes >= each.nbytes_limit ? "bad" : "c6" },
+    format.count(each.waiting), format.count(each.running),
+    each.longest.length ? `${each.longest[0].name} (${format.seconds(each.longest[0].seconds)})` : format.NONE,
+  ]), ["", "", "", "number", "number", ""]);
+  if (rows.length) chart($("sessions-chart"), "sessions", "open sessions", format.count, ago).show(rows.map(({ model }, index) => line(state, `served.${model}.sessions`, model, `c${index % 8}`)), [0]);
+}
+
 // The panel is shown if the process has a generator.
 function generation(state) {
   const rows = state.now.generators ?? [];
@@ -235,7 +249,7 @@ function about(state) {
   set($("about"), `engine: ${engine}${recorder ? "" : ". The flight recorder is off (FLOWMX_FLIGHT_RECORDER=0): no timeline, no utilization"}`);
 }
 
-const PANELS = [about, glance, warnings, training, actors, memory, layers, peers, services, generation];
+const PANELS = [about, glance, warnings, training, actors, memory, layers, peers, services, sessions, generation];
 
 export function show(state) {
   for (const panel of PANELS) panel(state);
