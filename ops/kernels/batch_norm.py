@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from flowmx.ops.kernels.llvm import batch_norm as loops
 from flowmx.ops.kernels.onednn import normalization as onednn
@@ -13,6 +13,9 @@ from flowmx.ops.nn.normalization.batch_norm import BatchNorm
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.kernels import kernel
 from flowmx.ops.registry.operators import Array, Run
+
+if TYPE_CHECKING:
+    from flowmx.ops.nn.normalization.batch_norm import BackwardBatchNorm
 
 
 def _takes(op: object, dtype: DType) -> bool:
@@ -35,7 +38,7 @@ def _batch_norm_relu(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: 
 
 
 @kernel("cpu", "_backward_BatchNorm", takes=_takes)
-def _backward_batch_norm(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _backward_batch_norm(op: BackwardBatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     if not (loops.backward(op, inputs, outputs) or onednn.backward_batch_norm(op, inputs, outputs)):
         run_fallback(op, run, inputs, outputs)
     elif op.fix_gamma:

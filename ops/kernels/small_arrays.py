@@ -11,7 +11,7 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from flowmx.ops.kernels.llvm.elementwise import FUSED, float_type_of
 from flowmx.ops.kernels.recording import current, use_memory
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.operators import Array, Form, Operator
+
+if TYPE_CHECKING:
+    from flowmx.ops.nn.linear import FullyConnected
 
 NativeForm = Callable[[Sequence[Array], Sequence[Array]], None]
 """Computes outputs from inputs, all in C order, in native calls only."""
@@ -71,7 +74,7 @@ def _elementwise(
     return None if call is None else lambda inputs, outputs: call(*inputs, *outputs)
 
 
-def _fully_connected(op: Any, in_forms: Sequence[Form], out_form: Form) -> NativeForm | None:
+def _fully_connected(op: FullyConnected, in_forms: Sequence[Form], out_form: Form) -> NativeForm | None:
     """Return FullyConnected, a product of two matrices and a sum."""
     (data, dtype), (weight, _) = in_forms[:2]
     if dtype != FLOAT32 or len(data) != 2:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,6 +10,9 @@ from flowmx.ops.kernels.llvm import row_updates as loops
 from flowmx.ops.registry.operators import Array, Run, Shape
 from flowmx.ops.sparse.content import INDEX, Rows, to_dense
 from flowmx.ops.sparse.dispatch import AnyContent, Call, SparseKernel, run_kernel, sparse_kernel
+
+if TYPE_CHECKING:
+    from flowmx.ops.registry.operators import Operator
 
 _LAZY = ("sgd_update", "sgd_mom_update", "adam_update", "mp_sgd_update", "mp_sgd_mom_update")
 """Updates with a parameter ``lazy_update``: whether to update only the rows of the gradient."""
@@ -56,5 +59,5 @@ def _elements(content: Any) -> Array:
     return content if isinstance(content, np.ndarray) else content.data
 
 
-def _works_in_place(op: Any) -> bool:
+def _works_in_place(op: Operator) -> bool:
     return (0, 0) in op.traits.in_place

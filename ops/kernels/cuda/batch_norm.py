@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowmx.ops.formulas.expressions import Expr, maximum, parameter, placeholder, sqrt, where
 from flowmx.ops.kernels.cuda.channel_sums import ChannelView, Sums
@@ -17,7 +17,10 @@ from flowmx.ops.kernels.cuda.elementwise import Loop
 from flowmx.ops.kernels.cuda.layouts import has_layout, run_fallback
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.kernels import kernel
-from flowmx.ops.registry.operators import Array, Operator, Run
+from flowmx.ops.registry.operators import Array, Run
+
+if TYPE_CHECKING:
+    from flowmx.ops.nn.normalization.batch_norm import BatchNorm
 
 
 def _x(index: int) -> Expr:
@@ -88,7 +91,7 @@ def _gradient(data: DType, small: DType, fixed_gamma: bool) -> Loop:
     return Loop([grad], [data, data, *[small] * 6, data])
 
 
-def _channel_view(op: Any, *arrays: Array) -> ChannelView | None:
+def _channel_view(op: BatchNorm, *arrays: Array) -> ChannelView | None:
     """Return the view of images of the same shape as (before, channels, after); None if layouts differ or have gaps."""
     shape = arrays[0].shape
     axis = op.axis % len(shape)
@@ -100,7 +103,7 @@ def _channel_view(op: Any, *arrays: Array) -> ChannelView | None:
     return None
 
 
-def _spread(vector: Array, op: Any, rank: int) -> Array:
+def _spread(vector: Array, op: BatchNorm, rank: int) -> Array:
     """Reshape a vector to lie along the channels' axis."""
     shape = [1] * rank
     shape[op.axis % rank] = -1
@@ -111,7 +114,7 @@ def _fits(data: Array, vectors: Sequence[Array]) -> bool:
     return data.size > 0 and all(each.flags.c_contiguous and each.dtype == vectors[0].dtype for each in vectors)
 
 
-def forward(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array], relu: bool) -> bool:
+def forward(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array], relu: bool) -> bool:
     """Compute BatchNorm; return False, without effect, if the kernels cannot."""
     data, gamma, beta, moving_mean, moving_var = inputs
     out, mean, inverse, flag = outputs
@@ -129,7 +132,7 @@ def forward(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]
 
 
 def _prepare(
-    op: Any, run: Run, view: ChannelView, batch: bool, inputs: Sequence[Array], outputs: Sequence[Array]
+    op: BatchNorm, run: Run, view: ChannelView, batch: bool, inputs: Sequence[Array], outputs: Sequence[Array]
 ) -> bool:
     """Compute the mean and 1/std to use; in training, update the moving statistics."""
     data, _, _, moving_mean, moving_var = inputs
@@ -150,14 +153,14 @@ def _prepare(
     )
 
 
-def _number(expr: Expr, op: Any) -> float:
+def _number(expr: Expr, op: BatchNorm) -> float:
     """Return the value of momentum, 1 - momentum or eps."""
     if expr.kind == "parameter":
         return float(getattr(op, expr.value))
     return 1.0 - float(op.momentum)
 
 
-def backward(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+def backward(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
     """Compute BatchNorm's gradients; return False, without effect, if the kernels cannot."""
     head, data, gamma, mean, inverse, flag = inputs
     out, gamma_grad, beta_grad = outputs
@@ -175,7 +178,7 @@ def backward(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array
 
 
 def _kernel(relu: bool) -> Any:
-    def compute(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def compute(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         if not forward(op, run, inputs, outputs, relu):
             run_fallback(op, run, inputs, outputs)
 
@@ -187,6 +190,6 @@ kernel("gpu", "_relu_BatchNorm")(_kernel(relu=True))
 
 
 @kernel("gpu", "_backward_BatchNorm")
-def _backward(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _backward(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     if not backward(op, run, inputs, outputs):
         run_fallback(op, run, inputs, outputs)

@@ -8,7 +8,7 @@ layout are copied. The scale, bias, addend and activation of a fused layer take 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowmx import settings
 from flowmx.ops.compiled.fused_layers import LayerInputs
@@ -31,6 +31,9 @@ from flowmx.ops.nn.windows import Geometry
 from flowmx.ops.registry.dtypes import BY_NAME, DType
 from flowmx.ops.registry.kernels import kernel
 from flowmx.ops.registry.operators import Array, Run
+
+if TYPE_CHECKING:
+    from flowmx.ops.nn.convolution import Convolution, Deconvolution
 
 
 def channels_last() -> frozenset[DType]:
@@ -155,7 +158,7 @@ def _parts(op: Any, inputs: Sequence[Array]) -> LayerInputs:
 
 @kernel("gpu", "Convolution")
 @kernel("gpu", "_fused_Convolution")
-def convolution(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def convolution(op: Convolution, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Compute the forward of a fused convolution."""
     parts, out = _parts(op, inputs), outputs[0]
     does_more = any(each is not None for each in parts[2:]) or bool(getattr(op, "activation", ""))
@@ -177,7 +180,7 @@ def _gradient(kind: str, operands: tuple[int, int], geometry: Callable[..., Geom
     return compute
 
 
-def _geometry_of(op: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> Geometry:
+def _geometry_of(op: Convolution, inputs: Sequence[Array], outputs: Sequence[Array]) -> Geometry:
     windows: Geometry = op.geometry
     return windows
 
@@ -185,7 +188,7 @@ def _geometry_of(op: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> 
 def _deconvolution_geometry(which: str, index: int) -> Callable[..., Geometry]:
     """Return the function for a Deconvolution's geometry, from the size of its data: an input or the output."""
 
-    def geometry(op: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> Geometry:
+    def geometry(op: Deconvolution, inputs: Sequence[Array], outputs: Sequence[Array]) -> Geometry:
         windows: Geometry = op.fit({"input": inputs, "output": outputs}[which][index].shape[2:])[0]
         return windows
 
@@ -201,7 +204,7 @@ kernel("gpu", "_backward_Deconvolution_weight")(
 
 
 @kernel("gpu", "_backward_Convolution_weight_bias")
-def convolution_weight_bias(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def convolution_weight_bias(op: Convolution, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Compute the gradients of weight and bias."""
     head, data = inputs
     if not convolve(run, "weight_gradient", op, op.geometry, data, head, outputs[0]):
@@ -211,7 +214,7 @@ def convolution_weight_bias(op: Any, run: Run, inputs: Sequence[Array], outputs:
 
 
 @kernel("gpu", "Deconvolution")
-def deconvolution(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def deconvolution(op: Deconvolution, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Compute the forward: the gradient of a convolution for its data."""
     windows = op.fit(inputs[0].shape[2:])[0]
     if not convolve(run, "spread", op, windows, inputs[0], inputs[1], outputs[0]):

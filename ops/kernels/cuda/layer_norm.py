@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from flowmx.ops.formulas.expressions import placeholder
 from flowmx.ops.kernels.cuda.channel_sums import ChannelView, Sums
@@ -15,7 +15,10 @@ from flowmx.ops.kernels.llvm.row_loops import Kind
 from flowmx.ops.kernels.llvm.softmax import around
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.kernels import kernel
-from flowmx.ops.registry.operators import Array, Operator, Run
+from flowmx.ops.registry.operators import Array, Run
+
+if TYPE_CHECKING:
+    from flowmx.ops.nn.normalization.layer_norm import LayerNorm
 
 
 @cache
@@ -38,14 +41,14 @@ def _sums(head: DType, data: DType, mean: DType, std: DType, gamma_grad: DType, 
     return Sums(terms, totals, [head, data], [], [gamma_grad, beta_grad], [mean, std])
 
 
-def forward(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+def forward(op: LayerNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
     """Compute LayerNorm; return False, without effect, if the kernel cannot."""
     _, length, inner = around(inputs[0].shape, op.axis)
     rows = _forward_rows(*[each.dtype for each in (*inputs, *outputs)])
     return inner == 1 and rows.run(run.xp, op, length, inputs, outputs)
 
 
-def backward(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+def backward(op: LayerNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
     """Compute LayerNorm's gradients; return False if the kernels cannot, and the fallback must compute everything."""
     inputs, (out, *grads) = [*map(run.xp.ascontiguousarray, inputs)], outputs
     head, data, _, mean, std = inputs
@@ -61,12 +64,12 @@ def backward(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array
 
 
 @kernel("gpu", "LayerNorm")
-def _forward(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _forward(op: LayerNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     if not forward(op, run, inputs, outputs):
         run_fallback(op, run, inputs, outputs)
 
 
 @kernel("gpu", "_backward_LayerNorm")
-def _backward(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _backward(op: LayerNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     if not backward(op, run, inputs, outputs):
         run_fallback(op, run, inputs, outputs)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 from flowmx.devices.cuda.memory import address_of
 from flowmx.ops.kernels.cuda.elementwise_source import compute_type, memory_type
@@ -147,7 +146,7 @@ def _program(kind: str, dtype: DType, last: bool, backward: bool) -> Program:
     return Program(fields, f"{_WORDS + 6 * (len(names) + 1)}q", body)
 
 
-def _steps(op: Any, array: Array) -> list[int]:
+def _steps(op: Pooling, array: Array) -> list[int]:
     """Return the strides of sample, channel and three spatial axes, in elements."""
     steps = [stride // array.itemsize for stride in array.strides]
     if op.channels_last:
@@ -155,7 +154,7 @@ def _steps(op: Any, array: Array) -> list[int]:
     return [*steps[:2], *[0] * (5 - len(steps)), *steps[2:]]
 
 
-def _pool(op: Any, run: Run, arrays: Sequence[Array], data: Array, out: Array, backward: bool) -> bool:
+def _pool(op: Pooling, run: Run, arrays: Sequence[Array], data: Array, out: Array, backward: bool) -> bool:
     """Launch the kernel of a pooling; return False, without effect, if it is unsupported.
 
     Args:
@@ -185,7 +184,7 @@ def _pool(op: Any, run: Run, arrays: Sequence[Array], data: Array, out: Array, b
 
 
 @kernel("gpu", "Pooling")
-def pooling(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def pooling(op: Pooling, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Compute the forward."""
     if not _pool(op, run, [inputs[0], outputs[0]], inputs[0], outputs[0], backward=False):
         run_fallback(op, run, inputs, outputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from flowmx.ops.formulas.expressions import placeholder
 from flowmx.ops.kernels.cuda.channel_sums import ChannelView, Sums
@@ -16,6 +16,9 @@ from flowmx.ops.kernels.llvm.softmax import around
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.kernels import kernel
 from flowmx.ops.registry.operators import Array, Run
+
+if TYPE_CHECKING:
+    from flowmx.ops.nn.normalization.rms_norm import RMSNorm
 
 
 @cache
@@ -38,7 +41,7 @@ def _sums(head: DType, data: DType, root: DType, gamma_grad: DType) -> Sums:
 
 
 @kernel("gpu", "RMSNorm")
-def _forward(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _forward(op: RMSNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     _, length, inner = around(inputs[0].shape, op.axis)
     rows = _forward_rows(*[each.dtype for each in (*inputs, *outputs)])
     if not (inner == 1 and rows.run(run.xp, op, length, inputs, outputs)):
@@ -46,7 +49,7 @@ def _forward(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array
 
 
 @kernel("gpu", "_backward_RMSNorm")
-def _backward(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _backward(op: RMSNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     inputs, (out, gamma_grad) = [*map(run.xp.ascontiguousarray, inputs)], outputs
     head, data, _, root = inputs
     count, length, inner = around(data.shape, op.axis)

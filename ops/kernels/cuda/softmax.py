@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flowmx.ops.formulas.expressions import (
     Expr,
@@ -29,6 +29,9 @@ from flowmx.ops.nn.output_layers import BackwardSoftmaxOutput
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.kernels import kernel
 from flowmx.ops.registry.operators import Array, Operator, Run
+
+if TYPE_CHECKING:
+    from flowmx.ops.nn.normalization.l2 import L2Normalization
 
 Shape = tuple[int, int, int]
 """(outer, length, inner), with the reduced axis in the middle."""
@@ -76,7 +79,7 @@ def _make_scaled(of: Of) -> Callable[[Any], Scaled]:
     return lambda op: Scaled(of.scaling(op))
 
 
-def _norm_shape(op: Any, x: Array) -> Shape:
+def _norm_shape(op: L2Normalization, x: Array) -> Shape:
     if op.mode == "channel":
         return around(x.shape, 1)
     axes = 1 if op.mode == "instance" else 2

@@ -6,7 +6,7 @@ Arrays with their channels last in memory are matrices (rows, channels), with se
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from flowmx.ops.kernels.llvm.row_loops import Kind, Row, Rows
 from flowmx.ops.kernels.llvm.softmax import MIN_SIZE, around, suits
 from flowmx.ops.math.reduce import widen
 from flowmx.ops.registry.operators import Array, Run, Shape
+
+if TYPE_CHECKING:
+    from flowmx.ops.nn.normalization.batch_norm import BackwardBatchNorm, BatchNorm
 
 
 def _by_batch(p: Any, row: Row, x: Expr, gamma: Expr, beta: Expr) -> tuple[Expr, ...]:
@@ -87,7 +90,7 @@ def _as_matrix(array: Array, axis: int) -> Array | None:
     return moved.reshape(-1, moved.shape[-1])
 
 
-def _as_matrices(op: Any, *arrays: Array) -> list[Array] | None:
+def _as_matrices(op: BatchNorm, *arrays: Array) -> list[Array] | None:
     matrices = [matrix for array in arrays if (matrix := _as_matrix(array, op.axis)) is not None]
     return matrices if len(matrices) == len(arrays) else None
 
@@ -97,7 +100,7 @@ def _wide(vector: Array) -> Array:
 
 
 def _by_columns(
-    op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array], relu: bool, matrices: Sequence[Array]
+    op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array], relu: bool, matrices: Sequence[Array]
 ) -> bool:
     data, out = matrices
     _, gamma, beta, moving_mean, moving_var = inputs
@@ -121,7 +124,7 @@ def _by_columns(
     return True
 
 
-def forward(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array], relu: bool = False) -> bool:
+def forward(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array], relu: bool = False) -> bool:
     """Compute BatchNorm; return False if unsupported or not compiled yet."""
     data, gamma, beta, moving_mean, moving_var = inputs
     out, mean, inverse, from_batch = outputs
@@ -147,7 +150,7 @@ def forward(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]
     return True
 
 
-def backward(op: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+def backward(op: BackwardBatchNorm, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
     """Compute BatchNorm's gradients; return False if unsupported or not compiled yet."""
     head, data, gamma, mean, inverse = inputs[:5]
     out, gamma_grad, beta_grad = outputs

@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from flowmx.ops.kernels.llvm.background_compilation import Program
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.kernels import Bind, kernel
 from flowmx.ops.registry.operators import Array, Bound, Form, Run
+
+if TYPE_CHECKING:
+    from flowmx.ops.arrays.indexing import Embedding, OneHot, Take
 
 _MIN_SIZE = 1 << 14
 """Elements of the output below which the plain forward is as fast."""
@@ -235,7 +238,7 @@ def _bind_take(table_at: int) -> Bind:
     return bind
 
 
-def _bind_backward_take(op: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+def _bind_backward_take(op: Take, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
     head, index, out = in_forms[0], in_forms[1], out_forms[0]
     if not out[0] or not out[0][0] or op.axis % len(out[0]) or not head[1] == out[1] == FLOAT32:
         return None
@@ -248,13 +251,13 @@ def _bind_backward_take(op: Any, in_forms: Sequence[Form], out_forms: Sequence[F
 
 
 @kernel("cpu", "take", bind=_bind_take(0), only_native=True)
-def _take_kernel(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _take_kernel(op: Take, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     if op.axis % inputs[0].ndim or not _take(run, "take", op.mode, inputs, outputs[0]):
         op.forward(run, inputs, outputs)
 
 
 @kernel("cpu", "Embedding", bind=_bind_take(1), only_native=True)
-def _embedding_kernel(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _embedding_kernel(op: Embedding, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     if not _take(run, "Embedding", "clip", inputs[::-1], outputs[0]):
         op.forward(run, inputs, outputs)
 
@@ -283,14 +286,14 @@ def _add_rows(run: Run, mode: str, head: Array, index: Array, out: Array) -> boo
 
 
 @kernel("cpu", "_backward_take", bind=_bind_backward_take, only_native=True)
-def _backward_take_kernel(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _backward_take_kernel(op: Take, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     out = outputs[0]
     if op.axis % out.ndim or not _add_rows(run, op.mode, inputs[0], inputs[1], out):
         op.forward(run, inputs, outputs)
 
 
 @kernel("cpu", "one_hot")
-def _one_hot_kernel(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _one_hot_kernel(op: OneHot, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     index, out = inputs[0], outputs[0]
     compiled = _one_hot_program.get() if out.size >= _MIN_SIZE and _suits(out) else None
     if compiled is None:

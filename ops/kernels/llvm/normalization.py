@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from flowmx.ops.formulas.expressions import Expr, Parameters, sqrt
 from flowmx.ops.kernels.llvm.row_loops import Kind, Row, Rows
 from flowmx.ops.kernels.llvm.softmax import MIN_SIZE, OfRows, around, bound_rows, computed, suits, takes
 from flowmx.ops.registry.kernels import kernel, register_kernel
 from flowmx.ops.registry.operators import Array, Bound, Form, Run
+
+if TYPE_CHECKING:
+    from flowmx.ops.nn.normalization.l2 import L2Normalization
+    from flowmx.ops.nn.normalization.layer_norm import LayerNorm
 
 
 def layer_norm(p: Parameters, row: Row, x: Expr, gamma: Expr, beta: Expr) -> tuple[Expr, ...]:
@@ -40,7 +44,7 @@ _backward = Rows(Kind(full=2, columns=1, singles=2, outputs=1, totals=2), backwa
 register_kernel("cpu", "LayerNorm", OfRows(_forward, 3, lambda op, shape: (op, around(shape, op.axis))))
 
 
-def _bind_backward(op: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+def _bind_backward(op: LayerNorm, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
     shape, dtypes = around(out_forms[0][0], op.axis), [dtype for _, dtype in (*in_forms, *out_forms)]
     if shape[2] != 1 or math.prod(shape) < MIN_SIZE or not all(map(computed, dtypes)):
         return None
@@ -48,7 +52,7 @@ def _bind_backward(op: Any, in_forms: Sequence[Form], out_forms: Sequence[Form])
 
 
 @kernel("cpu", "_backward_LayerNorm", bind=_bind_backward, only_native=True)
-def _backward_layer_norm_kernel(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _backward_layer_norm_kernel(op: LayerNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     out = outputs[0]
     shape = around(out.shape, op.axis)
     # Totals over rows are supported only for rows along the last axis.
@@ -66,7 +70,7 @@ _l2_rows = Rows(Kind(), l2)
 
 
 @kernel("cpu", "L2Normalization", takes=takes, only_native=True)
-def _l2_normalization(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _l2_normalization(op: L2Normalization, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     x, out = inputs[0], outputs[0]
     if op.mode == "channel":
         shape = around(x.shape, 1)

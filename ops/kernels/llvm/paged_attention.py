@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -460,7 +460,7 @@ _pack_attend = struct.Struct("8q2d").pack
 
 
 @kernel("cpu", "_contrib_paged_attention", takes=lambda op, dtype: computed(dtype), only_native=True)
-def _compute(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _compute(op: PagedAttention, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     sizes = op.sizes([array.shape for array in inputs])
     kind = _kind(op, inputs, sizes)
     programs = [] if kind is None else [each for program in _programs(kind) if (each := program.get()) is not None]

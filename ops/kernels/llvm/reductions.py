@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,10 @@ from flowmx.ops.kernels.llvm.row_loops import Kind, Row, Rows
 from flowmx.ops.kernels.llvm.softmax import bound_rows, computed, suits
 from flowmx.ops.registry.kernels import kernel
 from flowmx.ops.registry.operators import Array, Bound, Form, Run, Shape
+
+if TYPE_CHECKING:
+    from flowmx.ops.math.reduce import Norm, Reduction
+    from flowmx.ops.nn.linear import BackwardBias
 
 _MIN_SIZE = 1 << 15
 """The operator's forward is as fast below this number of elements."""
@@ -65,7 +69,7 @@ def _sums(rows: Rows, x: Array, axes: Sequence[int]) -> Array | None:
     return sums if length <= _LONGEST and rows.run(None, (outer, length, 1), [x], [sums]) else None
 
 
-def _bound(is_mean: bool, op: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+def _bound(is_mean: bool, op: Reduction, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
     """Return a sum or mean of few elements by NumPy."""
     shape, dtype = in_forms[0]
     count = math.prod(shape)
@@ -90,7 +94,7 @@ def _bound(is_mean: bool, op: Any, in_forms: Sequence[Form], out_forms: Sequence
     return bound
 
 
-def _bound_rows(is_mean: bool, op: object, shape: Shape, axes: Sequence[int]) -> Bound | None:
+def _bound_rows(is_mean: bool, op: Reduction, shape: Shape, axes: Sequence[int]) -> Bound | None:
     """Return a sum or mean of many short rows."""
     rows = math.prod(shape[: len(shape) - len(axes)])
     length = math.prod(shape) // rows
@@ -112,7 +116,7 @@ def _bound_rows(is_mean: bool, op: object, shape: Shape, axes: Sequence[int]) ->
 
 
 @kernel("cpu", "sum", bind=partial(_bound, False))
-def _sum(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _sum(op: Reduction, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     x, out = inputs[0], outputs[0]
     sums = _sums(_PLAIN, x, op.axes(x.ndim))
     if sums is None:
@@ -122,7 +126,7 @@ def _sum(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -
 
 
 @kernel("cpu", "mean", bind=partial(_bound, True))
-def _mean(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _mean(op: Reduction, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     x, out = inputs[0], outputs[0]
     sums = _sums(_PLAIN, x, op.axes(x.ndim))
     if sums is None:
@@ -131,7 +135,7 @@ def _mean(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) 
         np.divide(sums.reshape(out.shape), x.size // max(1, out.size), out=out, casting="unsafe")
 
 
-def _bind_norm(op: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+def _bind_norm(op: Norm, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
     """Return the Euclidean norm of few elements by NumPy."""
     shape, dtype = in_forms[0]
     axes = op.axes(len(shape))
@@ -154,7 +158,7 @@ def _bind_norm(op: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> 
 
 
 @kernel("cpu", "norm", bind=_bind_norm)
-def _norm(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _norm(op: Norm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     x, out = inputs[0], outputs[0]
     sums = _sums(_SIZES if op.ord == 1 else _SQUARES, x, op.axes(x.ndim))
     if sums is None:
@@ -163,7 +167,7 @@ def _norm(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) 
         out[...] = (sums if op.ord == 1 else np.sqrt(sums)).reshape(out.shape)
 
 
-def _channels(op: Any, shape: Shape) -> tuple[int, int, int] | None:
+def _channels(op: BackwardBias, shape: Shape) -> tuple[int, int, int] | None:
     """Return images, channels and elements of a channel for the gradient of a bias; None for other layouts."""
     if op.axis != 1 or len(shape) < 3 or 0 in shape:
         return None
@@ -171,7 +175,7 @@ def _channels(op: Any, shape: Shape) -> tuple[int, int, int] | None:
     return (images, channels, length) if images * length <= _LONGEST else None
 
 
-def _bind_backward_bias(op: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+def _bind_backward_bias(op: BackwardBias, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
     """Return the sums over the elements of each channel of one image."""
     (shape, dtype), place = in_forms[0], _channels(op, in_forms[0][0])
     plain: Bound = op.forward
@@ -183,7 +187,7 @@ def _bind_backward_bias(op: Any, in_forms: Sequence[Form], out_forms: Sequence[F
 
 
 @kernel("cpu", "_backward_bias", bind=_bind_backward_bias, only_native=True)
-def _backward_bias(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _backward_bias(op: BackwardBias, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     head, out = inputs[0], outputs[0]
     place = _channels(op, head.shape)
     if place is not None and suits(head, out):

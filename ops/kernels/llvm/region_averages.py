@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from flowmx.ops.kernels.onednn.copies import copy
 from flowmx.ops.registry.kernels import kernel
 from flowmx.ops.registry.operators import Array, Run
 from flowmx.ops.vision.region_averages import Spans
+
+if TYPE_CHECKING:
+    from flowmx.ops.registry.operators import Operator
 
 _FLOAT_TYPES = {np.dtype(np.float32): FLOAT, np.dtype(np.float64): DOUBLE}
 _SHARED = 1 << 14
@@ -224,14 +227,14 @@ def _call(write: object, op: Any, rois: Array, data: Array, cells: Array, fills:
     return True
 
 
-def _forward(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _forward(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     (data, rois), out = inputs, outputs[0]
     out.fill(0)
     if not out.size or not _call(_averages, op, rois, data, out, False):
         op.forward(run, inputs, outputs)
 
 
-def _backward(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _backward(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     (head, _, rois), out = inputs, outputs[0]
     if not out.size or not _call(_gradient, op, rois, out, head, True):
         op.forward(run, inputs, outputs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from flowmx.ops.registry.kernels import kernel
 from flowmx.ops.registry.operators import Array, Run
 from flowmx.ops.vision.opencv_resize import AREA, CUBIC, LANCZOS, LINEAR
 from flowmx.ops.vision.opencv_resize import taps as taps_of
+
+if TYPE_CHECKING:
+    from flowmx.ops.vision.image import Resize
 
 _LANES = 16
 _SCALE = 1 << 11
@@ -76,7 +79,7 @@ def _table(old: int, new: int, interp: int, shrinks: bool, channels: int) -> Any
 
 
 @kernel("cpu", "_image_resize")
-def _resize_kernel(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _resize_kernel(op: Resize, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     image, out = inputs[0], outputs[0]
     if image.ndim != 3 or not resize(image, out, op.interp):
         op.forward(run, inputs, outputs)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from flowmx.ops.formulas.expressions import Expr, Parameters, sqrt
 from flowmx.ops.kernels.llvm.row_loops import Kind, Row, Rows
 from flowmx.ops.kernels.llvm.softmax import MIN_SIZE, OfRows, around, bound_rows, computed, suits
 from flowmx.ops.registry.kernels import kernel, register_kernel
 from flowmx.ops.registry.operators import Array, Bound, Form, Run
+
+if TYPE_CHECKING:
+    from flowmx.ops.nn.normalization.rms_norm import RMSNorm
 
 
 def rms_norm(p: Parameters, row: Row, x: Expr, gamma: Expr) -> tuple[Expr, ...]:
@@ -38,7 +41,7 @@ register_kernel(
 )
 
 
-def _bind_backward(op: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+def _bind_backward(op: RMSNorm, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
     shape, dtypes = around(out_forms[0][0], op.axis), [dtype for _, dtype in (*in_forms, *out_forms)]
     if shape[2] != 1 or math.prod(shape) < MIN_SIZE or not all(map(computed, dtypes)):
         return None
@@ -46,7 +49,7 @@ def _bind_backward(op: Any, in_forms: Sequence[Form], out_forms: Sequence[Form])
 
 
 @kernel("cpu", "_backward_RMSNorm", bind=_bind_backward, only_native=True)
-def _backward_kernel(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _backward_kernel(op: RMSNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     out = outputs[0]
     shape = around(out.shape, op.axis)
     # Totals over rows are supported only for rows along the last axis.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,11 @@ from flowmx.ops.kernels.llvm.row_loops import Kind, Row, Rows
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.kernels import Kernel, kernel, register_kernel
 from flowmx.ops.registry.operators import Array, Bound, Form, Run, Shape
+
+if TYPE_CHECKING:
+    from flowmx.ops.nn.activation import SoftmaxActivation
+    from flowmx.ops.nn.output_layers import SoftmaxCrossEntropy, SoftmaxOutput
+    from flowmx.ops.registry.operators import Operator
 
 MIN_SIZE = MIN_SIZE_MANY_STEPS
 """The minimum number of elements for which a loop replaces the fallback, except for softmax and its relatives."""
@@ -164,7 +169,7 @@ class OfRows(Kernel):
     def _is_enough(self, size: int) -> bool:
         return size >= MIN_SIZE or (self._is_for_few and size > 0)
 
-    def compute(self, op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def compute(self, op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute the operator."""
         out = outputs[0]
         fast = self._is_enough(out.size) and len(inputs) == self._count
@@ -172,7 +177,7 @@ class OfRows(Kernel):
         if not (fast and in_c_order(partial(self._rows.run, *self._place(op, out.shape)), inputs, outputs)):
             op.forward(run, inputs, outputs)
 
-    def takes(self, op: Any, dtype: DType) -> bool:
+    def takes(self, op: Operator, dtype: DType) -> bool:
         """Return whether the kernel computes on elements of this type."""
         return len(op.inputs()) == self._count and computed(dtype)
 
@@ -212,13 +217,13 @@ def merged(axes: int | tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, in
     return math.prod(shape[: axes[0]]), math.prod(shape[axes[0] : axes[-1] + 1]), math.prod(shape[axes[-1] + 1 :])
 
 
-def takes(op: Any, dtype: DType) -> bool:
+def takes(op: Operator, dtype: DType) -> bool:
     """Return whether row kernels support this element type."""
     return computed(dtype)
 
 
 @kernel("cpu", "SoftmaxOutput", takes=takes, only_native=True)
-def _softmax_output(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _softmax_output(op: SoftmaxOutput, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     x, out = inputs[0], outputs[0]
     fast = x.size >= MIN_SIZE and suits(x, out)
     if not (fast and _softmax_rows.run(PLAIN, merged(op.axes(x), x.shape), [x], [out])):
@@ -226,7 +231,7 @@ def _softmax_output(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequenc
 
 
 @kernel("cpu", "SoftmaxActivation", takes=takes, only_native=True)
-def _softmax_activation(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _softmax_activation(op: SoftmaxActivation, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     x, out = inputs[0], outputs[0]
     fast = x.size >= MIN_SIZE and suits(x, out)
     if not (fast and _softmax_rows.run(PLAIN, around(x.shape, op.axis()), [x], [out])):
@@ -234,7 +239,9 @@ def _softmax_activation(op: Any, run: Run, inputs: Sequence[Array], outputs: Seq
 
 
 @kernel("cpu", "softmax_cross_entropy")
-def _softmax_cross_entropy(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _softmax_cross_entropy(
+    op: SoftmaxCrossEntropy, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
     x, label = inputs
     totals = np.empty(len(x), np.float32)
     fast = x.size >= MIN_SIZE and suits(x)

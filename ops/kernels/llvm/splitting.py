@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowmx.ops.kernels.llvm import team
 from flowmx.ops.kernels.llvm.assembly import FLOAT, Code
@@ -14,6 +14,9 @@ from flowmx.ops.kernels.llvm.background_compilation import Program
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.kernels import kernel
 from flowmx.ops.registry.operators import Array, Run
+
+if TYPE_CHECKING:
+    from flowmx.ops.arrays.joining import SliceChannel
 
 _TASK = 1 << 14
 """The number of elements of a task, at least."""
@@ -51,7 +54,7 @@ def _program(count: int) -> Program:
 
 
 @kernel("cpu", "SliceChannel", only_native=True)
-def _split(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _split(op: SliceChannel, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     source, axis, count = inputs[0], op.axis % inputs[0].ndim, len(outputs)
     suits = source.size and 1 < count <= _MAX_PARTS and all(
         array.dtype == FLOAT32 and array.flags.c_contiguous for array in (source, *outputs)

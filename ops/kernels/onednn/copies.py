@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,10 @@ from flowmx.ops.kernels.onednn.work import Work, move_time_ns, plan
 from flowmx.ops.kernels.recording import current
 from flowmx.ops.registry.kernels import kernel
 from flowmx.ops.registry.operators import Bound, Form, Run
+
+if TYPE_CHECKING:
+    from flowmx.ops.arrays.joining import Concat
+    from flowmx.ops.registry.operators import Operator
 
 _SMALL = 1 << 14
 """NumPy's copy is faster below this number of elements."""
@@ -53,7 +57,7 @@ def copy(source: Array, target: Array) -> None:
         work(pointer(source), pointer(target))
 
 
-def _join(op: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+def _join(op: Concat, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
     """Return a concatenation of few elements by NumPy."""
     if prod(out_forms[0][0]) >= _JOINED or len({dtype for _, dtype in (*in_forms, *out_forms)}) > 1:
         return None
@@ -66,7 +70,7 @@ def _join(op: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound
 
 
 @kernel("cpu", "Concat", bind=_join, only_native=True)
-def _concat(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _concat(op: Concat, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     out, start = outputs[0], 0
     before = (slice(None),) * (op.dim % out.ndim)
     for each in inputs:
@@ -76,7 +80,7 @@ def _concat(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]
 
 
 @kernel("cpu", "_backward_Concat", only_native=True)
-def _backward_concat(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _backward_concat(op: Concat, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     head, start = inputs[0], 0
     before = (slice(None),) * (op.dim % head.ndim)
     for out in outputs:
@@ -93,7 +97,7 @@ for _name in ("transpose", "SwapAxis"):
     kernel("cpu", _name, only_native=True)(_view)
 
 
-def _reshape(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _reshape(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     data, out = inputs[0], outputs[0]
     if out.flags.c_contiguous:
         copy(data, out.reshape(data.shape))

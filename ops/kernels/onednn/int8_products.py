@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowmx.ops.kernels.onednn.convolution import Forward, grouped, packed_filters
 from flowmx.ops.kernels.onednn.epilogue import Epilogue
@@ -33,6 +33,10 @@ from flowmx.ops.registry.dtypes import FLOAT32, dtype_named
 from flowmx.ops.registry.dtypes import DType as NumPyType
 from flowmx.ops.registry.kernels import register_kernel
 from flowmx.ops.registry.operators import Shape
+
+if TYPE_CHECKING:
+    from flowmx.ops.nn.convolution import Convolution
+    from flowmx.ops.nn.linear import FullyConnected
 
 Geometries = Sequence[Geometry]
 INT8_DTYPES = frozenset([FLOAT32, INT32, INT8, UINT8])
@@ -118,7 +122,7 @@ def _out_type(op: Int8) -> DType:
 # -- convolutions -----------------------------------------------------------------------------------------
 
 
-def _mask(op: Any) -> int:
+def _mask(op: Convolution) -> int:
     return 3 if op.num_group > 1 else 1
 
 
@@ -170,7 +174,7 @@ def _pack_filters(op: Any, inputs: Geometries, outputs: Geometries) -> Work | No
 # -- products ---------------------------------------------------------------------------------------------
 
 
-def _rows(op: Any, data: Shape) -> int:
+def _rows(op: FullyConnected, data: Shape) -> int:
     return prod(data[:1] if op.flatten else data[:-1])
 
 

@@ -36,7 +36,7 @@ _KEPT = 256
 """The maximum number of argument layouts for which a kernel caches its choice."""
 
 
-def run_fallback(op: object, run: object, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def run_fallback(op: Operator, run: object, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Compute an operator that oneDNN cannot: 16-bit dtypes in float32 by oneDNN, others by the operator's forward."""
     mark_incomplete()
     if any(map(_is_half, (*inputs, *outputs))):
@@ -49,7 +49,7 @@ def _is_half(array: Array) -> bool:
     return array.dtype.itemsize == 2 and is_floating(array.dtype)
 
 
-def _run_in_float32(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _run_in_float32(op: Operator, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Compute the operator on float32 copies of 16-bit arrays."""
     arrays = [as_type(run, each, FLOAT32) if _is_half(each) else each for each in inputs]
     results = [np.empty_like(each, dtype=FLOAT32) if _is_half(each) else each for each in outputs]
@@ -62,7 +62,7 @@ def _run_in_float32(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequenc
             cast(run, each, out)
 
 
-def _run_on_copies(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _run_on_copies(op: Operator, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Run the operator's forward, on copies in C order of arrays with other layouts."""
     results = [each if each.flags.c_contiguous else np.empty(each.shape, each.dtype) for each in outputs]
     count = len(inputs) - len(op.auxiliary)

@@ -96,7 +96,7 @@ def _deconvolution_weight(op: Deconvolution, inputs: Geometries, outputs: Geomet
 # -- products ---------------------------------------------------------------------------------------------
 
 
-def _fully_connected(op: Any, inputs: Geometries, outputs: Geometries) -> Work | None:
+def _fully_connected(op: FullyConnected, inputs: Geometries, outputs: Geometries) -> Work | None:
     """Return the product of a layer that is large enough for its call to pay off."""
     rows = prod(outputs[0].shape) // op.num_hidden
     is_large = op.num_hidden * prod(inputs[0].shape) >= (SMALL_BY_VECTOR if rows == 1 else SMALL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
 
 from flowmx.ops.kernels.onednn.kernel import PrimitiveKernel
 from flowmx.ops.kernels.onednn.layouts import Desc, Geometry, channels_last, library_or_raise, strided
@@ -87,7 +86,7 @@ def _lrn(op: LRN, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> Wo
     return plan(Forward, op, inputs[0], outputs[0])
 
 
-def _backward_lrn(op: Any, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> Work | None:
+def _backward_lrn(op: LRN, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> Work | None:
     # oneDNN's gradient crashes for a single channel.
     return plan(Backward, op, *inputs, outputs[0]) if op.nsize > 1 else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from flowmx.ops.kernels.onednn.work import Operand, Work, move_time_ns, plan, wi
 from flowmx.ops.nn.normalization.batch_norm import BatchNorm
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.operators import Run
+
+if TYPE_CHECKING:
+    from flowmx.ops.nn.normalization.batch_norm import BackwardBatchNorm
 
 
 class _Work(Work):
@@ -155,7 +158,7 @@ def batch_norm(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequen
     return True
 
 
-def backward_batch_norm(op: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+def backward_batch_norm(op: BackwardBatchNorm, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
     """Compute BatchNorm's gradients; return False if oneDNN cannot."""
     head, data, gamma, mean, inverse = inputs[:5]
     out, gamma_grad, beta_grad = outputs

@@ -213,11 +213,11 @@ def _pooling(op: Pooling, inputs: Sequence[Geometry], outputs: Sequence[Geometry
 register_kernel("cpu", "Pooling", _Pooling(_pooling))
 
 
-def _takes(op: Any, dtype: DType) -> bool:
+def _takes(op: Pooling, dtype: DType) -> bool:
     return dtype in FLOATS and op.pool_type in ("max", "avg")
 
 
-def _bind_backward_pooling(op: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+def _bind_backward_pooling(op: Pooling, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
     """Bind the gradient of max, which runs the forward again to find the positions."""
     head, data, output, out = (op.channels_first(np.empty(*form)) for form in (*in_forms, out_forms[0]))
     if op.pool_type != "max" or not suits(head, data, out):
@@ -251,7 +251,7 @@ def _scratch(memory: Array) -> Array:
 
 
 @kernel("cpu", "_backward_Pooling", bind=_bind_backward_pooling, takes=_takes, only_native=True)
-def _backward_pooling(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _backward_pooling(op: Pooling, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     head, data, output, out = map(op.channels_first, (*inputs, outputs[0]))
     if not suits(head, data, out):
         run_fallback(op, run, inputs, outputs)
