@@ -95,7 +95,7 @@ class RawAllocator:
                 self._runtime.free(address)
 
 
-_installed: dict[Any, Any] = {}
+_installed: dict[object, Any] = {}
 
 
 def install(cp: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from flowmx.ops.math.reduce import widen
-from flowmx.ops.registry.dtypes import is_floating
+from flowmx.ops.registry.dtypes import DType, is_floating
 from flowmx.ops.registry.operators import Array
 from flowmx.ops.registry.tensors import ArrayNamespace
 
@@ -72,7 +72,7 @@ def _add_rows_on_gpu(xp: Any, rows: Array, index: Array, values: Array) -> None:
     rows[...] = total[:-1]
 
 
-def _summing_dtype(dtype: Any) -> Any:
+def _summing_dtype(dtype: DType) -> Any:
     if not is_floating(dtype):
         return np.dtype(np.int64)
     return np.dtype(np.float64) if dtype == np.float64 else np.dtype(np.float32)

@@ -36,8 +36,8 @@ class _SharedState(NamedTuple):
 
     last_reads: tuple[tuple[int, ...], ...]
     traits: Traits
-    specs: dict[Any, Any]
-    prepared: dict[Any, Any]
+    specs: dict[object, Any]
+    prepared: dict[object, Any]
 
 
 @lru_cache(_CACHE_SIZE)
@@ -68,7 +68,7 @@ class Chain(Operator, hidden=True, keeps_layout=True, batch_wise=BatchWise.ALL):
     """Indices of the values that are outputs."""
     last_reads: ClassVar[tuple[tuple[int, ...], ...]] = ()
     """For each link, the intermediate values that no later link reads."""
-    prepared: ClassVar[dict[Any, Any]] = {}
+    prepared: ClassVar[dict[object, Any]] = {}
     """Data that kernels prepare for a chain, by layout; shared by chains that differ only in names."""
 
     @classmethod

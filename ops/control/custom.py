@@ -116,7 +116,7 @@ class UserOperator(Operator, detached=True, heavy=True):
         """The name that the user gave to the operator."""
         raise NotImplementedError
 
-    def method(self, device: object, memo: dict[Any, Any] | None, inputs: Sequence[object]) -> Callable[..., Any]:
+    def method(self, device: object, memo: dict[object, Any] | None, inputs: Sequence[object]) -> Callable[..., Any]:
         """Return the user's method to call for these inputs."""
         raise NotImplementedError
 
@@ -324,12 +324,12 @@ class Custom(UserOperator, open_ended=True, precision=Precision.FLOAT32):
 
     # -- computing -------------------------------------------------------------------------------------
 
-    def instance(self, device: object, memo: dict[Any, Any] | None, inputs: Sequence[object]) -> Any:
+    def instance(self, device: object, memo: dict[object, Any] | None, inputs: Sequence[object]) -> Any:
         """Return the user's operator object: one for each call, or for each bound graph (which has a ``memo``)."""
         cache = self.instances if memo is None else memo.setdefault((self, "instances"), _InstanceCache(self.prop))
         return cache.get(device, inputs[: len(self.inputs())])
 
-    def method(self, device: object, memo: dict[Any, Any] | None, inputs: Sequence[object]) -> Callable[..., Any]:
+    def method(self, device: object, memo: dict[object, Any] | None, inputs: Sequence[object]) -> Callable[..., Any]:
         forward: Callable[..., Any] = self.instance(device, memo, inputs).forward
         return forward
 
@@ -430,7 +430,7 @@ class BackwardCustom(UserOperator, hidden=True):
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return dtypes, list(self.input_specs[1])
 
-    def method(self, device: object, memo: dict[Any, Any] | None, inputs: Sequence[object]) -> Callable[..., Any]:
+    def method(self, device: object, memo: dict[object, Any] | None, inputs: Sequence[object]) -> Callable[..., Any]:
         like = [_ArraySpec(shape, dtype) for shape, dtype in zip(*self.input_specs, strict=True)]
         backward: Callable[..., Any] = self.primal.instance(device, memo, like).backward
         return backward

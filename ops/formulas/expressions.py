@@ -15,7 +15,7 @@ from typing import Any, Union
 
 Operand = Union["Expr", float]
 
-_interned: dict[Any, Expr] = {}
+_interned: dict[object, Expr] = {}
 
 # Primitives that can be computed before the loop, in Python's floats.
 _UNIFORM: dict[str, Callable[..., float]] = {

@@ -18,11 +18,11 @@ import numpy as np
 from flowmx.ops.formulas.expressions import primitives
 from flowmx.ops.kernels import blas
 from flowmx.ops.kernels.llvm import team
-from flowmx.ops.kernels.llvm.assembly import Code, FloatType
+from flowmx.ops.kernels.llvm.assembly import Code, FloatType, Value
 from flowmx.ops.kernels.llvm.background_compilation import Program
 from flowmx.ops.kernels.llvm.elementwise import FUSED, float_type_of
 from flowmx.ops.kernels.recording import current, use_memory
-from flowmx.ops.registry.dtypes import FLOAT32
+from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import Array, Form, Operator
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ _BY_NAME: dict[str, Callable[[Any, Sequence[Form], Form], NativeForm | None]] = 
 
 
 def _loop(
-    write: Callable[[FloatType, frozenset[str]], str], dtype: Any, *counts: int, numbers: tuple[float, ...] = ()
+    write: Callable[[FloatType, frozenset[str]], str], dtype: DType, *counts: int, numbers: tuple[float, ...] = ()
 ) -> NativeForm | None:  # fmt: skip
     """Return a loop with these counts (rows and columns) over arrays; None if it is not compiled (yet)."""
     program = _program(write, dtype)
@@ -257,7 +257,7 @@ def _loop(
 
 
 @cache
-def _program(write: Callable[[FloatType, frozenset[str]], str], dtype: Any) -> Program | None:
+def _program(write: Callable[[FloatType, frozenset[str]], str], dtype: DType) -> Program | None:
     real = float_type_of(dtype)
     return None if real is None else Program(lambda features: write(real, features))
 
@@ -267,7 +267,7 @@ def _column_sums(real: FloatType, features: frozenset[str]) -> str:
     rows, columns, x, out = code.word(), code.word(), code.array(), code.array()
     with code.tasks():
 
-        def add_up(index: Any, mask: Any) -> None:
+        def add_up(index: Value, mask: Value | None) -> None:
             total = code.local(code.load(x, index, mask))
             with code.loop(code.index(1), rows) as row:
                 term = code.load(x, code.plus(code.times(row, columns), index), mask)
@@ -284,7 +284,7 @@ def _outer_product(real: FloatType, features: frozenset[str]) -> str:
     with code.tasks(), code.loop(code.index(0), rows) as row:
         factor, start = code.spread(code.load_one(x, row)), code.times(row, columns)
 
-        def multiply(index: Any, mask: Any) -> None:
+        def multiply(index: Value, mask: Value | None) -> None:
             code.store(code.binary("fmul", factor, code.load(y, index, mask)), out, code.plus(start, index), mask)
 
         code.strips(code.index(0), columns, multiply)
@@ -298,7 +298,7 @@ def _single_products(real: FloatType, features: frozenset[str]) -> str:
     with code.tasks(), code.loop(code.index(0), rows) as row:
         factor, start = code.spread(code.load_one(x, row)), code.times(row, columns)
 
-        def multiply(index: Any, mask: Any) -> None:
+        def multiply(index: Value, mask: Value | None) -> None:
             term = code.binary("fmul", factor, code.load(y, index, mask))
             code.store(code.binary("fadd", code.constant(0.0), term), out, code.plus(start, index), mask)
 
@@ -316,7 +316,7 @@ def _batched_products(real: FloatType, features: frozenset[str]) -> str:
         factor = code.spread(code.load_one(x, number))
         start, first = code.times(number, columns), code.times(item, columns)
 
-        def multiply(index: Any, mask: Any) -> None:
+        def multiply(index: Value, mask: Value | None) -> None:
             term = code.binary("fmul", factor, code.load(y, code.plus(first, index), mask))
             code.store(code.binary("fadd", code.constant(0.0), term), out, code.plus(start, index), mask)
 
@@ -332,7 +332,7 @@ def _filled_rows(real: FloatType, features: frozenset[str]) -> str:
         number = code.binary("fdiv", code.spread(code.load_one(x, row)), divisor)
         start = code.times(row, columns)
 
-        def fill(index: Any, mask: Any) -> None:
+        def fill(index: Value, mask: Value | None) -> None:
             code.store(number, out, code.plus(start, index), mask)
 
         code.strips(code.index(0), columns, fill)
@@ -346,7 +346,7 @@ def _added_row(real: FloatType, features: frozenset[str]) -> str:
     with code.tasks(), code.loop(code.index(0), rows) as row:
         start = code.times(row, columns)
 
-        def add(index: Any, mask: Any) -> None:
+        def add(index: Value, mask: Value | None) -> None:
             place = code.plus(start, index)
             total = code.binary("fadd", code.load(out, place, mask), code.load(x, index, mask))
             code.store(total, out, place, mask)
@@ -379,5 +379,5 @@ def _sum_in_pairs(real: FloatType, features: frozenset[str]) -> str:
     return code.finish()
 
 
-_INPUTS: dict[Any, int] = {_outer_product: 2, _single_products: 2, _batched_products: 2}
+_INPUTS: dict[object, int] = {_outer_product: 2, _single_products: 2, _batched_products: 2}
 """The number of inputs that a loop reads, if it is not one."""

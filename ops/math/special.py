@@ -7,7 +7,6 @@ last place, in float64 to a relative error of about 1e-15. The others are their 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from flowmx.ops.registry.dtypes import BY_NAME, FLOAT32, is_floating
 from flowmx.ops.registry.operators import Array
 from flowmx.ops.registry.tensors import ArrayNamespace
 
-Core = Callable[[Any, Array], Array]
+Core = Callable[[ArrayNamespace, Array], Array]
 """Called as ``core(xp, block)`` with a block of one axis; returns a new array."""
 
 
@@ -61,7 +60,7 @@ def sigmoid(xp: ArrayNamespace, x: Array, out: Array) -> None:
         out[...] = work
 
 
-def blockwise(core: Core, float32_core: Core | None = None) -> Callable[[Any, Array, Array], None]:
+def blockwise(core: Core, float32_core: Core | None = None) -> Callable[[ArrayNamespace, Array, Array], None]:
     """Return a function ``(xp, x, out)`` from a core for float64, and one for float32 if that is precise enough."""
 
     def call(xp: ArrayNamespace, x: Array, out: Array) -> None:

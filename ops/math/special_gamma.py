@@ -201,7 +201,7 @@ def _cotangent(order: int) -> list[float]:
     return [float(coefficient) for coefficient in polynomial.coef]
 
 
-def polygamma(order: int) -> Callable[[Any, Array, Array], None]:
+def polygamma(order: int) -> Callable[[ArrayNamespace, Array, Array], None]:
     """Return a derivative of digamma, from order 0, as a function ``(xp, x, out)``."""
     if order == 0:
         return digamma

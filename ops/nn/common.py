@@ -11,7 +11,7 @@ import numpy as np
 
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import shape_of
-from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.dtypes import DType, DTypeLike
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, merge
 from flowmx.ops.registry.tensors import Functions, Gradients, Tensors
 from flowmx.ops.registry.traits import BatchParts, BatchWise
@@ -24,7 +24,7 @@ _SCRATCH_LIMIT = 1 << 26
 _local = threading.local()
 
 
-def scratch(run: Run, slot: str, shape: Sequence[int], dtype: Any) -> Array:
+def scratch(run: Run, slot: str, shape: Sequence[int], dtype: DTypeLike) -> Array:
     """Return uninitialized memory for the rest of this forward; each worker thread reuses its buffers.
 
     Arrays in use at the same time need different slots.

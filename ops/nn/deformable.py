@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.arrays.linear import Inferred
 from flowmx.ops.nn.common import computing_dtype, expect_rank, expect_shape, non_defaults, product
 from flowmx.ops.nn.convolution import check_layout, per_axis
 from flowmx.ops.nn.windows import Geometry
+from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import (
     Array,
     Operator,
@@ -127,12 +128,12 @@ class _Deformable(Operator, heavy=True):
 
     # -- computation -----------------------------------------------------------------------------------
 
-    def matrices(self, weight: Array, dtype: Any) -> Array:
+    def matrices(self, weight: Array, dtype: DType) -> Array:
         """Return the weight as (groups, filters, taps)."""
         shape = (self.num_group, self.num_filter // self.num_group, -1)
         return weight.reshape(shape).astype(dtype, copy=False)
 
-    def taps(self, run: Run, arrays: dict[str, Array], dtype: Any) -> Iterator[_Taps]:
+    def taps(self, run: Run, arrays: dict[str, Array], dtype: DType) -> Iterator[_Taps]:
         """Sample the data at the taps, one batch sample at a time."""
         xp, data, offset = run.xp, arrays["data"], arrays["offset"]
         groups, (height, width) = self.num_deformable_group, data.shape[2:]

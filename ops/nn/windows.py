@@ -16,11 +16,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from flowmx.ops.nn.common import computing_dtype, scratch
+from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Run, Shape
 
 _CHUNK = 16
@@ -57,7 +58,7 @@ class Geometry(NamedTuple):
 class _Plan:
     """Chunk sizes and scratch memory for one call."""
 
-    def __init__(self, run: Run, g: Geometry, big: Shape, small: Shape, dtype: Any) -> None:
+    def __init__(self, run: Run, g: Geometry, big: Shape, small: Shape, dtype: DType) -> None:
         self.run, self.g = run, g
         self.dtype = computing_dtype(np.dtype(dtype))
         self.channels, self.size, self.out = big[1], big[2:], small[2:]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 from flowmx.ops.math.matmul import matmul
 from flowmx.ops.nn.common import scratch
@@ -91,7 +90,7 @@ def _split_gates(gates: Array, count: int) -> Array:
 # -- one gate ----------------------------------------------------------------------------------------------
 
 
-def _simple_forward(activate: Callable[[Any, Array], None], run: Run, layer: LayerArrays) -> None:
+def _simple_forward(activate: Callable[[ArrayNamespace, Array], None], run: Run, layer: LayerArrays) -> None:
     product = layer.recurrent_product(run)
     for step, gates in enumerate(layer.gates):
         hidden = layer.hidden[step]
@@ -119,8 +118,8 @@ def _tanh_slope(xp: ArrayNamespace, y: Array, out: Array) -> None:
 
 
 def _simple_backward(
-    slope: Callable[[Any, Array, Array], None], run: Run, layer: LayerArrays, heads: Array, state: Array, cell: Array,
-    grads: GateGradients,
+    slope: Callable[[ArrayNamespace, Array, Array], None], run: Run, layer: LayerArrays, heads: Array, state: Array,
+    cell: Array, grads: GateGradients,
 ) -> None:  # fmt: skip
     xp, outer = run.xp, grads.outer
     to_state = layer.gradient_product(run)

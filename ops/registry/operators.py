@@ -114,7 +114,7 @@ class Run:
 
     __slots__ = ("device", "memo", "train", "xp")
 
-    def __init__(self, device: Any, train: bool, memo: dict[Any, Any] | None = None) -> None:
+    def __init__(self, device: Any, train: bool, memo: dict[object, Any] | None = None) -> None:
         self.device = device
         self.xp = device.xp
         self.train = train
@@ -162,8 +162,8 @@ class Operator:
     """The bodies of loops and branches (:class:`flowmx.graph.subgraph.Body`)."""
     parameters: ClassVar[dict[str, Parameter]] = {}
     _defaults: ClassVar[dict[str, Any]] = {}
-    _interned: ClassVar[dict[Any, Operator]]
-    _specs: dict[Any, Spec]
+    _interned: ClassVar[dict[object, Operator]]
+    _specs: dict[object, Spec]
     _own_traits: ClassVar[dict[str, Any]] = {}
 
     def __init_subclass__(cls, **traits: Any) -> None:

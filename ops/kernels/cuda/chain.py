@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from flowmx.ops.compiled.chain import Chain
 from flowmx.ops.formulas.expressions import Expr, Parameters, instruction_count, placeholder
@@ -15,7 +14,7 @@ from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.kernels import kernel
 from flowmx.ops.registry.operators import Array, Operator, Run
 
-_loops: dict[Any, Loop] = {}
+_loops: dict[object, Loop] = {}
 
 
 def weight(op: Operator, dtype: DType, count: int) -> int | None:

@@ -108,7 +108,7 @@ def _request(kind: str, op: Any, g: Geometry, form: Format, arrays: Sequence[Arr
 
 # -- fused operations on the result ------------------------------------------------------------------------
 
-_loops: dict[Any, Loop] = {}
+_loops: dict[object, Loop] = {}
 
 
 def finish(op: Any, run: Run, parts: LayerInputs, result: Array, out: Array) -> bool:
@@ -125,7 +125,7 @@ def finish(op: Any, run: Run, parts: LayerInputs, result: Array, out: Array) -> 
     return loop.is_exact and loop.run(run.xp, [], [result, *[each for each in vectors if each is not None], out])
 
 
-def _epilogue_loop(present: Sequence[bool], activation: str, activation_bound: float, dtype: Any) -> Loop:
+def _epilogue_loop(present: Sequence[bool], activation: str, activation_bound: float, dtype: DType) -> Loop:
     value, count = placeholder(0), 1
     for is_installed, is_scale in zip(present, (True, False, False), strict=True):
         if is_installed:

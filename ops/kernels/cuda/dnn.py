@@ -105,7 +105,7 @@ class Plan:
             self._graph.execute_plan_at_index(pointers, address, self._index, handle=handle)
 
 
-_plans: dict[Any, Plan | None] = {}
+_plans: dict[object, Plan | None] = {}
 _MAX_PLANS = 2048
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flowmx.bounded_tables import make_room
 from flowmx.devices.cuda.memory import address_of
@@ -71,7 +71,7 @@ class Loop(Formulas):
         super().__init__(outputs, dtypes)
         self._sizes = [dtype.itemsize for dtype in dtypes]
         self._programs: dict[_Form, Program] = {}
-        self._places: dict[Any, _Place | None] = {}
+        self._places: dict[object, _Place | None] = {}
 
     def run(self, xp: object, numbers: Sequence[float], arrays: Sequence[Array]) -> bool:
         """Launch the kernel on arrays, inputs first; return False, without effect, if they do not fit."""

@@ -7,7 +7,6 @@ float32.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from flowmx.ops.formulas.expressions import Parameters, evaluate, placeholder
 from flowmx.ops.kernels.cuda.elementwise import Loop
@@ -26,7 +25,7 @@ class FormulaKernel(Kernel):
 
     def __init__(self, of: elementwise.Fused) -> None:
         self._of = of
-        self._loops: dict[Any, Loop | None] = {}
+        self._loops: dict[object, Loop | None] = {}
 
     def loop(self, op: object, dtypes: Sequence[DType], count: int) -> Loop | None:
         """Return the loop for an operator, or None.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from flowmx.devices.cuda.memory import address_of
 from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, placeholder
@@ -119,7 +118,7 @@ class BatchedFormulas(Formulas):
         return f"{head} {{\n" + "\n".join(lines) + "\n}\n"
 
 
-_kernels: dict[Any, BatchedFormulas | None] = {}
+_kernels: dict[object, BatchedFormulas | None] = {}
 
 
 def _kernel_of(item: WeightUpdate) -> BatchedFormulas | None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import Any
 
 from flowmx.ops.kernels.llvm import team
-from flowmx.ops.kernels.llvm.assembly import Code, FloatType
+from flowmx.ops.kernels.llvm.assembly import Code, FloatType, Value
 from flowmx.ops.kernels.llvm.background_compilation import Program
 from flowmx.ops.kernels.llvm.elementwise import MIN_TASK_SIZE, WORTH_A_THREAD_NS, float_type_of
 from flowmx.ops.math.conversion import cast_kernel
@@ -30,7 +29,7 @@ def _write(source: FloatType, target: FloatType, features: frozenset[str]) -> st
         start = code.times(task, share)
         stop = code.least(code.plus(start, share), size)
 
-        def body(index: Any, mask: Any) -> None:
+        def body(index: Value, mask: Value | None) -> None:
             code.store(code.load(source_array, index, mask), target_array, index, mask)
 
         code.strips(start, stop, body)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from flowmx.bounded_tables import make_room
 from flowmx.ops.compiled.chain import Chain
@@ -68,7 +68,7 @@ class _Form:
     def __init__(self, chain: Chain, real: FloatType) -> None:
         self._outputs = formulas(chain)
         self._real = real
-        self._loops: dict[Any, StridedLoop] = {}
+        self._loops: dict[object, StridedLoop] = {}
         self._steps = instruction_count(self._outputs)
         self.uniforms = uniforms(self._outputs)
 
@@ -147,7 +147,7 @@ def weight(op: Operator, dtype: DType, count: int) -> int | None:
     """
     if not can_compile():
         return None
-    weights: dict[Any, int | None] = op.__dict__.get("_weights", {})
+    weights: dict[object, int | None] = op.__dict__.get("_weights", {})
     if (dtype, count) not in weights:
         weights[dtype, count] = _weight(op, dtype, count)
         object.__setattr__(op, "_weights", weights)
@@ -212,7 +212,7 @@ def _call(chain: Chain, inputs: Sequence[Array], outputs: Sequence[Array]) -> _C
     """Return a chain prepared for these arrays, from the cache or prepared now; None if no loop fits."""
     arrays = [*inputs, *outputs]
     key = (outputs[0].dtype, *[(array.shape, array.strides) for array in arrays])
-    calls: dict[Any, _Call | None] = chain.prepared
+    calls: dict[object, _Call | None] = chain.prepared
     if key in calls:
         return calls[key]
     make_room(calls, _MAX_CALLS)

@@ -29,11 +29,11 @@ from flowmx.ops.formulas.expressions import (
     uniforms,
 )
 from flowmx.ops.kernels.llvm import compiler, team
-from flowmx.ops.kernels.llvm.assembly import BFLOAT, DOUBLE, FLOAT, HALF, Code, FloatType
+from flowmx.ops.kernels.llvm.assembly import BFLOAT, DOUBLE, FLOAT, HALF, Code, FloatType, Value
 from flowmx.ops.kernels.llvm.background_compilation import Program
 from flowmx.ops.kernels.llvm.lowering import invariants, lower
 from flowmx.ops.kernels.llvm.math_functions import expanded
-from flowmx.ops.registry.dtypes import NAMES
+from flowmx.ops.registry.dtypes import NAMES, DType
 from flowmx.ops.registry.kernels import Kernel, register_kernel
 from flowmx.ops.registry.operators import Array, Bound, Form, Operator, Run, lookup
 
@@ -46,7 +46,7 @@ _FLOAT_TYPES: dict[str, FloatType] = {"float32": FLOAT, "float64": DOUBLE, "floa
 
 
 @cache
-def float_type_of(dtype: Any) -> FloatType | None:
+def float_type_of(dtype: DType) -> FloatType | None:
     """Return the types in which loops compute on elements of a dtype; None if they cannot."""
     real = _FLOAT_TYPES.get(NAMES.get(dtype, ""))
     if real is None or real.storage is None or compiler.has(real.storage.feature):
@@ -127,7 +127,7 @@ class Loop:
             start = code.times(task, share)
             stop = code.least(code.plus(start, share), size)
 
-            def body(index: Any, mask: Any) -> None:
+            def body(index: Value, mask: Value | None) -> None:
                 operands = {source: code.load(address, index, mask) for source, address in sources.items()}
                 for value, target in zip(lower(code, self.outputs, fixed | operands), targets, strict=True):
                     code.store(value, target, index, mask)
@@ -247,7 +247,7 @@ class Fused(Kernel):
         self.variant = variant
         self.least = least
         self.updates = lookup(name).updates
-        self._loops: dict[Any, Loop | None] = {}
+        self._loops: dict[object, Loop | None] = {}
 
     def formula(self, p: Parameters, *inputs: Expr) -> Any:
         """Return the formula in primitives: an expression, a tuple of them, or None if loops cannot compute it."""
@@ -257,7 +257,7 @@ class Fused(Kernel):
         primitives = expanded(result if isinstance(result, tuple) else (result,))
         return primitives if primitives is None else tuple(primitives) if isinstance(result, tuple) else primitives[0]
 
-    def loop(self, op: Operator, dtype: Any, count: int) -> Loop | None:
+    def loop(self, op: Operator, dtype: DType, count: int) -> Loop | None:
         """Return the loop for an operator and an element type, or None if there is no such loop."""
         key = (dtype, count, None if self.variant is None else self.variant(op))
         try:
@@ -265,7 +265,7 @@ class Fused(Kernel):
         except KeyError:
             return self._loops.setdefault(key, self._make(op, dtype, count))
 
-    def _make(self, op: Any, dtype: Any, count: int) -> Loop | None:
+    def _make(self, op: Any, dtype: DType, count: int) -> Loop | None:
         real = float_type_of(dtype)
         if real is None:
             return None
@@ -276,7 +276,7 @@ class Fused(Kernel):
         loop = Loop(result if isinstance(result, tuple) else (result,), count, real)
         return loop if loop.is_exact else None
 
-    def takes(self, op: Operator, dtype: Any) -> bool:
+    def takes(self, op: Operator, dtype: DType) -> bool:
         """Return whether there is a loop over elements of this type."""
         return self.loop(op, dtype, len(op.inputs())) is not None
 
@@ -313,7 +313,7 @@ class Fused(Kernel):
         out = outputs[0]
         return out.size >= self._least(out.dtype) and self._fast(parameters, out, inputs, outputs)
 
-    def _least(self, dtype: Any) -> int:
+    def _least(self, dtype: DType) -> int:
         return self.least if dtype.itemsize > 2 else min(self.least, _MIN_SIZE_16BIT)
 
     def _fast(self, op: Operator, out: Array, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
@@ -321,7 +321,7 @@ class Fused(Kernel):
         for array in inputs:
             if array.shape != shape or array.dtype != dtype:
                 return False
-        cache: dict[Any, Any] = op.__dict__
+        cache: dict[str, Any] = op.__dict__
         numbers = cache.get("_numbers")  # for repeated calls, and updates of many weights by one operator
         if numbers is None or numbers[0] is not self or numbers[1] != dtype or numbers[2] != len(inputs):
             loop = self.loop(op, dtype, len(inputs))

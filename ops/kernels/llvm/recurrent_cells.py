@@ -26,7 +26,7 @@ class CellStep(Kernel):
 
     def __init__(self, of: type[cell_steps.CellOperator]) -> None:
         self._of = of
-        self._loops: dict[Any, StridedLoop] = {}
+        self._loops: dict[object, StridedLoop] = {}
 
     def compute(self, op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute into the outputs."""

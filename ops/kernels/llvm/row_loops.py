@@ -182,7 +182,7 @@ class Rows:
         count = len(self._inputs) + kind.outputs + kind.results + kind.totals + bool(kind.totals)
         self._pack = struct.Struct(f"2q6q{len(self._uniforms)}d").pack
         self._pack_places = struct.Struct(f"{count}q").pack
-        self._calls: dict[Any, _Prepared] = {}
+        self._calls: dict[object, _Prepared] = {}
         self._arrays = count - bool(kind.totals)
         self._programs: dict[tuple[Any, ...], tuple[Program, Program]] = {}
         """By the arrays' element types: the function along the last axis, and the one side by side."""

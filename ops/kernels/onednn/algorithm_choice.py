@@ -54,7 +54,7 @@ _PADDED_SHARE = 16
 _PANEL_POSITIONS = 1 << 10
 """The maximum number of positions of a convolution for it."""
 
-_sides: dict[Any, int] = {}
+_sides: dict[object, int] = {}
 
 
 def form_of(op: object, data: Shape, dtype: NumPyType) -> dict[str, object]:

@@ -134,7 +134,7 @@ class PrimitiveKernel(Kernel):
         self._dtypes = dtypes
         self.packed_size = packed_size
         self._workspace = lru_cache(KEPT)(self._requested_workspace)
-        self._chosen: dict[Any, tuple[Operator, Compute]] = {}
+        self._chosen: dict[object, tuple[Operator, Compute]] = {}
         """The choice by operator identity, number of threads and layouts; the operator is kept alive with it."""
 
     def takes(self, op: Operator, dtype: DType) -> bool:

@@ -170,16 +170,16 @@ class Library:
         self.threads: Callable[[], int] = openmp.omp_get_max_threads
         self.use_threads: Callable[[int], object] = openmp.omp_set_num_threads
         # Called for every execution, so there is no status check in Python.
-        self.execute: Any = self._dll.dnnl_primitive_execute
+        self.execute: Callable[..., int] = self._dll.dnnl_primitive_execute
         self.execute.argtypes = [Handle, Handle, ctypes.c_int, ctypes.c_void_p]
         # Holds the GIL, since the call is short.
-        self.set_pointer: Any = ctypes.PyDLL(str(path)).dnnl_memory_set_data_handle
+        self.set_pointer: Callable[..., int] = ctypes.PyDLL(str(path)).dnnl_memory_set_data_handle
         self.set_pointer.argtypes = [Handle, ctypes.c_void_p]
-        self._size: Any = self._dll.dnnl_memory_desc_get_size
+        self._size: Callable[..., int] = self._dll.dnnl_memory_desc_get_size
         self._size.argtypes, self._size.restype = [Handle], ctypes.c_size_t
-        self._query: Any = self._dll.dnnl_primitive_desc_query_md
+        self._query: Callable[..., int] = self._dll.dnnl_primitive_desc_query_md
         self._query.argtypes, self._query.restype = [Handle, ctypes.c_int, ctypes.c_int], Handle
-        self._equal: Any = self._dll.dnnl_memory_desc_equal
+        self._equal: Callable[..., int] = self._dll.dnnl_memory_desc_equal
         self._equal.argtypes = [Handle, Handle]
         self.engine = self.create("engine_create", 1, ctypes.c_size_t(0))
         self.call("set_primitive_cache_capacity", _KEPT_PRIMITIVES)

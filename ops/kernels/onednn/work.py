@@ -227,7 +227,7 @@ def with_copies(run: Primitive, source: Operand, target: Operand, base: int, add
 
 
 Plan = TypeVar("Plan", bound=Work)
-_plans: dict[Any, Any] = {}
+_plans: dict[object, Any] = {}
 
 
 def plan(kind: type[Plan], *key: object) -> Plan | None:
