@@ -21,7 +21,7 @@ from flowmx.suggestions import did_you_mean
 from flowmx.symbol.symbol import Symbol
 
 
-def _where(
+def _resolve_contexts(
     ctx: Context | None, group2ctx: Mapping[str, object] | None, symbol: Symbol
 ) -> tuple[Device, dict[str, Context]]:
     """Return the default device, and the contexts of the symbol's groups."""
@@ -45,7 +45,7 @@ def used_groups(context: Context, group2ctx: Mapping[str, Any] | None, symbol: S
 
 
 def _check_groups(used_names: set[Any], devices: Mapping[str, object]) -> None:
-    """Raise ValueError if ``group2ctx`` has an unknown group and lacks a group of the symbol: a misspelling."""
+    """Raise ValueError if ``group2ctx`` has an unknown group and lacks one of the symbol's: probably a misspelling."""
     unknown, missing = sorted(devices.keys() - used_names), sorted(used_names - devices.keys())
     if unknown and missing:
         raise ValueError(
@@ -132,7 +132,7 @@ def bind(
     group2ctx: Any, shared_exec: Executor | None = None,
 ) -> Executor:  # fmt: skip
     """See :meth:`flowmx.sym.Symbol.bind`."""
-    device, groups = _where(ctx, group2ctx, symbol)
+    device, groups = _resolve_contexts(ctx, group2ctx, symbol)
     names, aux_names = symbol.list_arguments(), symbol.list_auxiliary_states()
     bound = _arrays_by_name("arguments", names, args, True)
     grads = _arrays_by_name("gradients", names, args_grad, False)
@@ -168,7 +168,7 @@ def simple_bind(
     shapes: Mapping[str, object],
 ) -> Executor:  # fmt: skip
     """See :meth:`flowmx.sym.Symbol.simple_bind`."""
-    device, groups = _where(ctx, group2ctx, symbol)
+    device, groups = _resolve_contexts(ctx, group2ctx, symbol)
     symbol = _assign_groups(symbol, device.context, groups)
     arguments, auxiliary = symbol._variables()
     arg_shapes, _, aux_shapes = symbol._infer_shape((), shapes)

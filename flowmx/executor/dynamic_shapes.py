@@ -58,4 +58,4 @@ class DynamicExecutor(UnplannedExecutor):
             self.forward(is_train)
         heads = self._head_gradients(out_grads)
         train = is_train if self._last_train is None else self._last_train
-        self._take_gradients(self._operator_runner().backward(heads, train, self._active_monitor()))
+        self._write_gradients(self._operator_runner().backward(heads, train, self._active_monitor()))

@@ -88,9 +88,9 @@ class Executor:
         dtypes = {node: bound.element_type for node, bound in self._arrays.items()}
         self._entries, self._shapes, self._dtypes = infer_outputs(self._symbol.entries, shapes, dtypes, core.casting)
         for node, bound in self._arrays.items():
-            check_bound(node, bound, self._shapes[Entry(node, 0)], self._dtypes[Entry(node, 0)], self._on(node))
+            check_bound(node, bound, self._shapes[Entry(node, 0)], self._dtypes[Entry(node, 0)], self._device_of(node))
         self.outputs = [
-            cast("NDArray", allocate(self._on(entry.node), self._shapes[entry], self._dtypes[entry]))
+            cast("NDArray", allocate(self._device_of(entry.node), self._shapes[entry], self._dtypes[entry]))
             if old is None or math.prod(self._shapes[entry]) > old.size else _resize(old, self._shapes[entry])
             for entry, old in itertools.zip_longest(self._entries, outputs)
         ]  # fmt: skip
@@ -112,7 +112,7 @@ class Executor:
     def _differentiates(self, node: Node) -> bool:
         return self.grad_dict.get(node.name) is not None and self._requests.get(node.name, "null") != "null"
 
-    def _on(self, node: Node) -> Device:
+    def _device_of(self, node: Node) -> Device:
         """Return the device of a node."""
         context = self._groups.get(node.attributes.get("__ctx_group__", ""))
         return self._device if context is None else devices.get(context)
@@ -183,7 +183,7 @@ class Executor:
         """Return the array for an output's gradient, which all modes share."""
         head = self._heads[position]
         if head is None:
-            context = self._on(self._entries[position].node).context
+            context = self._device_of(self._entries[position].node).context
             head = self._heads[position] = full(shape, 1, context, dtype)
         return head
 
@@ -330,21 +330,21 @@ class Executor:
                 value.copyto(output)
         if backward:
             heads = self._heads if self._has_heads else [None] * len(self.outputs)
-            self._take_gradients(self._operator_runner().backward(heads, train, self._monitor))
+            self._write_gradients(self._operator_runner().backward(heads, train, self._monitor))
 
     def _operator_runner(self) -> Monitored:
         """Return the graph for execution operator by operator."""
         if self._monitored is None:
             self._monitored = Monitored(
-                self._entries, self._arrays, self._grad_nodes, lambda node: self._on(node).context, self._shapes
+                self._entries, self._arrays, self._grad_nodes, lambda node: self._device_of(node).context, self._shapes
             )
         return self._monitored
 
-    def _take_gradients(self, gradients: Mapping[Node, NDArray]) -> None:
+    def _write_gradients(self, gradients: Mapping[Node, NDArray]) -> None:
         for node in self._grad_nodes:
-            self._take_gradient(node, gradients.get(node))
+            self._write_gradient(node, gradients.get(node))
 
-    def _take_gradient(self, node: Node, gradient: NDArray | None) -> None:
+    def _write_gradient(self, node: Node, gradient: NDArray | None) -> None:
         """Write or add a gradient (None: the outputs do not depend on the variable) to the user's array."""
         target = self._gradient(node)
         if self._requests[node.name] == "add":

@@ -12,7 +12,7 @@ from flowmx import forks
 from flowmx.devices import Context, Device
 from flowmx.devices.launch_traits import LaunchTraits, set_launch_traits
 from flowmx.engine.scheduler import Variable
-from flowmx.executor.segment import Cut, Segment
+from flowmx.executor.segment import Segment, SegmentBuilder
 from flowmx.graph.graph import written_variables
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
@@ -110,58 +110,58 @@ class Mode:
     def _cut(self, forward: bool, backward: bool) -> list[Segment]:
         """Return the segments of a pass, with the variables that they read and write."""
         runner = self.runner
-        cut = Cut(runner, self._arena, continues=not forward)
+        builder = SegmentBuilder(runner, self._arena, continues=not forward)
         has_branches = any(len(stage) > 1 for stages in self.plan.stages for stage in stages)
         if has_branches:
-            cut.join(self._devices)
+            builder.join(self._devices)
         if forward:
             for step in runner.once:
-                segment = cut.at(runner.device(step.node))
+                segment = builder.segment_on(runner.device(step.node))
                 segment.part.once.append(step)
                 self._declare(segment, step)
-            self._cut_pass(cut, runner.forward, is_backward=False)
+            self._cut_pass(builder, runner.forward, is_backward=False)
         if backward:
-            self._cut_pass(cut, runner.backward, is_backward=True)
+            self._cut_pass(builder, runner.backward, is_backward=True)
         if has_branches:
-            cut.join(self._devices)
-        return cut.segments
+            builder.join(self._devices)
+        return builder.segments
 
-    def _cut_pass(self, cut: Cut, steps: Sequence[Step], is_backward: bool) -> None:
+    def _cut_pass(self, builder: SegmentBuilder, steps: Sequence[Step], is_backward: bool) -> None:
         runner = self.runner
         for stage in _stages(steps, self.plan.stages[is_backward]):
             if len(stage) == 1:
-                self._cut_row(cut, stage[0], is_backward)
+                self._cut_steps(builder, stage[0], is_backward)
             else:
-                self._cut_stage(cut, stage)
+                self._cut_stage(builder, stage)
         for copy_out, step in zip(runner.results.copy_outs[is_backward], runner.copy_outs[is_backward], strict=True):
-            segment = cut.at(runner.device(copy_out.node))
+            segment = builder.segment_on(runner.device(copy_out.node))
             segment.part.steps.append(step)
             if copy_out.source is not None:
                 self._declare_read(segment, copy_out.source)
             segment.declare_write(copy_out.target, self._bound[copy_out.target], copy_out.adds)
 
-    def _cut_row(self, cut: Cut, steps: Sequence[Step], is_backward: bool) -> None:
+    def _cut_steps(self, builder: SegmentBuilder, steps: Sequence[Step], is_backward: bool) -> None:
         """Cut consecutive steps after many gradients are complete, or before the first reads of many parameters."""
         nodes, results = [step.node for step in steps], self.runner.results
         variables = results.direct_gradients(nodes) if is_backward else pass_pieces.first_read(nodes, self._grad_nodes)
         for piece in pass_pieces.pieces(steps, pass_pieces.cuts([results.nbytes(row) for row in variables])):
-            self._cut_stage(cut, [piece])
-            cut.start_new()
+            self._cut_stage(builder, [piece])
+            builder.start_new()
 
-    def _cut_stage(self, cut: Cut, stage: Sequence[Sequence[Step]]) -> None:
+    def _cut_stage(self, builder: SegmentBuilder, stage: Sequence[Sequence[Step]]) -> None:
         for chain in stage:
             segment: Segment | None = None
             for step in chain:
                 device = self.runner.device(step.node)
                 if step.node in self.plan.transfers:
-                    segment = cut.copy(device, self.runner.device(step.node.inputs[0].node))
+                    segment = builder.copy(device, self.runner.device(step.node.inputs[0].node))
                 elif len(stage) == 1:
-                    segment = cut.at(device)
+                    segment = builder.segment_on(device)
                 elif segment is None or segment.device is not device:
-                    segment = cut.branch(device)
+                    segment = builder.branch(device)
                 segment.part.steps.append(step)
                 self._declare(segment, step)
-        cut.end_stage()
+        builder.end_stage()
 
     def _declare(self, segment: Segment, step: Step) -> None:
         node = step.node
@@ -203,7 +203,7 @@ class Mode:
                 segment.drawn_from = generator.state
         try:
             if not segment.is_tied:
-                self._tie(segment)
+                self._bind_arrays(segment)
             if segment.actor is None:
                 self._arena.attach(self.runner, segment.device)
             segment.part.compute(versions, capture=segment.actor is None)
@@ -219,7 +219,7 @@ class Mode:
         ),
     )
 
-    def _tie(self, segment: Segment) -> None:
+    def _bind_arrays(self, segment: Segment) -> None:
         """Bind the steps of a segment to the user's arrays, at its first run, when these are allocated."""
         with self._lock:
             self.runner.allocate_separate(segment.separate)

@@ -36,7 +36,7 @@ class Monitor(NamedTuple):
     monitor_all: bool = False
     is_active: Callable[[], bool] = lambda: True
 
-    def at_inputs(self, node: Node, inputs: Sequence[NDArray]) -> None:
+    def show_inputs(self, node: Node, inputs: Sequence[NDArray]) -> None:
         """Show the inputs of an operator."""
         if self.monitor_all and node.op is not None:
             for entry, name, array in zip(node.inputs, input_labels(node.op), inputs, strict=True):
@@ -44,12 +44,12 @@ class Monitor(NamedTuple):
                     self.callback(entry.node.name, array)
                 self.callback(f"{node.name}_{name}", array)
 
-    def at_outputs(self, node: Node, outputs: Sequence[NDArray]) -> None:
+    def show_outputs(self, node: Node, outputs: Sequence[NDArray]) -> None:
         """Show the outputs of an operator."""
         for index, array in enumerate(outputs):
             self.callback(node.output_name(index), array)
 
-    def at_gradients(self, node: Node, gradients: Sequence[NDArray | None]) -> None:
+    def show_gradients(self, node: Node, gradients: Sequence[NDArray | None]) -> None:
         """Show the gradients of an operator's inputs."""
         for index, array in enumerate(gradients):
             if array is not None:
@@ -57,7 +57,7 @@ class Monitor(NamedTuple):
                 self.callback(f"{node.name}_backward_output{number}", array)
 
 
-def _computed(op: Operator, inputs: Sequence[NDArray], device: Device) -> list[NDArray]:
+def _enqueue_operator(op: Operator, inputs: Sequence[NDArray], device: Device) -> list[NDArray]:
     """Enqueue an operator; return all outputs, including hidden ones."""
     spec = op.spec(tuple([array.shape for array in inputs]), tuple([array.element_type for array in inputs]))
     outputs = [cast("NDArray", allocate(device, *result)) for result in zip(spec.shapes, spec.dtypes, strict=True)]
@@ -120,14 +120,14 @@ class Monitored:
             self._values[entry] if at in states else self._values[entry].as_in_context(context)
             for at, entry in enumerate(node.inputs)
         ]
-        monitor.at_inputs(node, inputs)
+        monitor.show_inputs(node, inputs)
         outputs = (
             [cast("NDArray", op.compute_eagerly(nd, cast("Tensors", inputs)))]
             if op.traits.dynamic
-            else _computed(op, inputs, devices.get(context))
+            else _enqueue_operator(op, inputs, devices.get(context))
         )
         self._values.update({Entry(node, index): array for index, array in enumerate(outputs)})
-        monitor.at_outputs(node, outputs)
+        monitor.show_outputs(node, outputs)
 
     def backward(self, heads: Sequence[NDArray | None], train: bool, monitor: Monitor) -> dict[Node, NDArray]:
         """Enqueue the backward pass; return the gradients of the differentiated variables that the outputs depend on.
@@ -171,5 +171,5 @@ class Monitored:
             gradients = cast("Sequence[NDArray | None]", node.op.gradient(F, *arguments))
         except NotImplementedError:
             raise AutogradError(f"node {node.name!r}: operator {node.op.name} has no gradient") from None
-        monitor.at_gradients(node, gradients)
+        monitor.show_gradients(node, gradients)
         return gradients

@@ -83,7 +83,7 @@ class Segment:
             self.reads[array.storage] = None
 
 
-class Cut:
+class SegmentBuilder:
     """Creates the segments of a pass, in order.
 
     Args:
@@ -103,7 +103,7 @@ class Cut:
         """Variables that the preceding parallel branches write, one for each branch."""
         self._open: list[Variable] = []
 
-    def at(self, device: Device) -> Segment:
+    def segment_on(self, device: Device) -> Segment:
         """Return the segment for the next step on a device, after all steps before."""
         last = self.segments[-1] if self.segments else None
         if last is None or self._starts_new or last.device is not device or last.is_branch:
@@ -147,4 +147,4 @@ class Cut:
     def join(self, devices: Iterable[Device]) -> None:
         """Add a segment without steps on each device: branches of different passes must not overlap."""
         for device in devices:
-            self.at(device)
+            self.segment_on(device)

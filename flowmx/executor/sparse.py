@@ -35,12 +35,12 @@ class SparseExecutor(UnplannedExecutor):
         dtypes = {node: bound.element_type for node, bound in self._arrays.items()}
         self._entries, self._shapes, self._dtypes = infer_outputs(self._symbol.entries, shapes, dtypes, core.casting)
         for node, bound in self._arrays.items():
-            check_bound(node, bound, self._shapes[Entry(node, 0)], self._dtypes[Entry(node, 0)], self._on(node))
+            check_bound(node, bound, self._shapes[Entry(node, 0)], self._dtypes[Entry(node, 0)], self._device_of(node))
         self._nodes = topological(self._entries)
         variable_stypes = {node: bound.stype for node, bound in self._arrays.items()}
         stypes = storage_types.infer_storage_types(self._nodes, variable_stypes, self._shapes)
         self.outputs = [
-            empty(self._shapes[entry], self._on(entry.node).context, self._dtypes[entry], stypes[entry])
+            empty(self._shapes[entry], self._device_of(entry.node).context, self._dtypes[entry], stypes[entry])
             for entry in self._entries
         ]
         self._recorded: list[NDArray] = []
@@ -71,23 +71,23 @@ class SparseExecutor(UnplannedExecutor):
             if node.op is None:
                 values[Entry(node, 0)] = self._variable(node)
                 continue
-            context = self._on(node).context
+            context = self._device_of(node).context
             states = {*node.op.updates, *range(node.auxiliary_from(), len(node.inputs))}
             inputs = [
                 values[entry] if at in states else values[entry].as_in_context(context)
                 for at, entry in enumerate(node.inputs)
             ]
             if monitor is not None:
-                monitor.at_inputs(node, inputs)
+                monitor.show_inputs(node, inputs)
             result = (
                 node.op.compute_eagerly(nd, cast("Tensors", inputs))
                 if node.op.traits.dynamic
-                else invoke(node.op, inputs, None, self._on(node))
+                else invoke(node.op, inputs, None, self._device_of(node))
             )
             outputs = [result] if isinstance(result, NDArray) else list(result)
             values.update({Entry(node, index): array for index, array in enumerate(outputs)})
             if monitor is not None:
-                monitor.at_outputs(node, outputs)
+                monitor.show_outputs(node, outputs)
                 _watch_gradient(monitor, node, outputs)
         return [values[entry] for entry in self._entries]
 
@@ -129,7 +129,7 @@ def _watch_gradient(monitor: Monitor, node: Node, outputs: Sequence[NDArray]) ->
 
     def gradient(F: Functions, inputs: Any, outputs: Any, heads: Any) -> Sequence[NDArray | None]:
         gradients = cast("Sequence[NDArray | None]", inner(F, inputs, outputs, heads))
-        monitor.at_gradients(node, gradients)
+        monitor.show_gradients(node, gradients)
         return gradients
 
     entry.node.gradient = gradient

@@ -83,7 +83,7 @@ class Trainer:
     _is_warned = False
     _kv_initialized = False
     _is_installed = False
-    """True if the store has the updater."""
+    """Whether the store has the updater."""
 
     def __init__(
         self, params: ParameterDict | Mapping[str, Parameter] | Sequence[Parameter], optimizer: str | opt.Optimizer,

@@ -23,7 +23,7 @@ from flowmx.symbol.symbol import Symbol, Variable
 _SCOPE = "__subgraph_name__"
 
 
-class _Traced:
+class _TracedBody:
     """A graph traced by calling a user's function on variables.
 
     Attributes:
@@ -49,14 +49,14 @@ class _Traced:
             duplicates = sorted({label for label in names if names.count(label) > 1})
             raise ValueError(f"{label}: several symbols used inside are called {', '.join(duplicates)}; rename them")
 
-    def _inside(self, node: Node) -> bool:
+    def _belongs_to_body(self, node: Node) -> bool:
         return node.attributes.get(_SCOPE) == self._name
 
     def _outputs(self, entries: Sequence[Entry]) -> list[Entry]:
         """Return distinct inner outputs that are not variables, adding identities if necessary."""
         result: list[Entry] = []
         for entry in entries:
-            if entry.node.is_variable or not self._inside(entry.node) or entry in result:
+            if entry.node.is_variable or not self._belongs_to_body(entry.node) or entry in result:
                 entry = F.op("identity", Symbol([entry])).entries[0]
             result.append(entry)
         return result
@@ -66,7 +66,7 @@ class _Traced:
         replacements: dict[Entry, Entry] = {}
 
         def move(entry: Entry) -> Entry:
-            if not self._inside(entry.node):
+            if not self._belongs_to_body(entry.node):
                 variable = replacements.get(entry)
                 if variable is None:
                     label = entry.node.output_name(entry.index)
@@ -89,7 +89,7 @@ class _Traced:
         return [move(entry) for entry in entries]
 
     def _inner_nodes(self, entries: Sequence[Entry]) -> list[Node]:
-        return [node for node in topological(entries) if self._inside(node)]
+        return [node for node in topological(entries) if self._belongs_to_body(node)]
 
     def names(self) -> list[str]:
         """Return the names of the body's inputs."""
@@ -113,7 +113,7 @@ def _sources_of(symbols: Sequence[Symbol]) -> dict[str, Entry]:
 
 
 def _compose(
-    operator: str, traced: Sequence[_Traced], inputs: Sequence[Entry], parameters: Mapping[str, object]
+    operator: str, traced: Sequence[_TracedBody], inputs: Sequence[Entry], parameters: Mapping[str, object]
 ) -> Symbol:
     """Create the node of a loop or branch."""
     cls: type[Operator] = lookup(operator)
@@ -125,7 +125,7 @@ def _compose(
     return Symbol([Entry(node, index) for index in range(op.visible_outputs())])
 
 
-def _union(traced: Sequence[_Traced], sources: Mapping[str, Entry]) -> tuple[list[Entry], list[list[int]]]:
+def _merge_inputs(traced: Sequence[_TracedBody], sources: Mapping[str, Entry]) -> tuple[list[Entry], list[list[int]]]:
     """Return the inputs of several bodies without duplicates, and the positions of each body's inputs in them."""
     inputs: dict[Entry, int] = {}
     locations = []
@@ -135,7 +135,7 @@ def _union(traced: Sequence[_Traced], sources: Mapping[str, Entry]) -> tuple[lis
     return list(inputs), locations
 
 
-def _regroup(symbol: Symbol, form: Format) -> Any:
+def _restore_nesting(symbol: Symbol, form: Format) -> Any:
     return regroup(list(symbol), form)
 
 
@@ -175,7 +175,7 @@ def foreach(
             raise ValueError(f"foreach: the body returned states nested as {after_form}, expected {state_form}")
         return form, [*flat, *flat_after]
 
-    traced = _Traced(name, trace)
+    traced = _TracedBody(name, trace)
     sources = _sources_of([*slices, *states])
     names = traced.names()
     for label in sources:
@@ -194,7 +194,9 @@ def foreach(
             "remain_locs": [names.index(label) for label in free_names],
         },
     )  # fmt: skip
-    return _regroup(outputs_[:output_count], traced.result), _regroup(outputs_[output_count:], state_form)
+    return _restore_nesting(outputs_[:output_count], traced.result), _restore_nesting(
+        outputs_[output_count:], state_form
+    )
 
 
 def while_loop(
@@ -234,7 +236,7 @@ def while_loop(
     for label in sources:
         if label not in names:
             raise ValueError(f"while_loop: the function must use all loop variables, and does not use {label!r}")
-    inputs, (cond_locs, func_locs) = _union(traced, sources)
+    inputs, (cond_locs, func_locs) = _merge_inputs(traced, sources)
     count = len(traced[1].body.entries)
     output_count = count - len(variables)
     outputs = _compose(
@@ -248,13 +250,13 @@ def while_loop(
             "func_var_locs": [names.index(label) for label in sources],
         },
     )  # fmt: skip
-    last = _regroup(outputs[output_count:], form)
-    return _regroup(outputs[:output_count], traced[1].result), last[0] if single else last
+    last = _restore_nesting(outputs[output_count:], form)
+    return _restore_nesting(outputs[:output_count], traced[1].result), last[0] if single else last
 
 
 def _trace_while_loop(
     cond: Callable[..., object], func: Callable[..., Any], variables: Sequence[Symbol], form: Format, name: str
-) -> list[_Traced]:
+) -> list[_TracedBody]:
     """Return the graphs of a loop's condition and of one iteration."""
 
     def arguments() -> Any:
@@ -273,7 +275,7 @@ def _trace_while_loop(
             )
         return flat_form, [*flat, *flat_after]
 
-    return [_Traced(f"{name}_cond", condition), _Traced(f"{name}_func", step)]
+    return [_TracedBody(f"{name}_cond", condition), _TracedBody(f"{name}_func", step)]
 
 
 def cond(
@@ -304,7 +306,7 @@ def cond(
         return trace
 
     parts = {"pred": lambda: pred, "then": then_func, "else": else_func}
-    traced = [_Traced(f"{name}_{part}", branch(function)) for part, function in parts.items()]
+    traced = [_TracedBody(f"{name}_{part}", branch(function)) for part, function in parts.items()]
     pred_count, then_count, else_count = (len(graph.body.entries) for graph in traced)
     if pred_count != 1:
         raise ValueError(f"cond: pred has {pred_count} outputs, expected 1")
@@ -312,7 +314,7 @@ def cond(
         raise ValueError(
             f"cond: then_func returned {then_count} symbols and else_func {else_count}, expected the same number"
         )
-    inputs, locations = _union(traced, {})
+    inputs, locations = _merge_inputs(traced, {})
     outputs = _compose(
         "_cond", traced, inputs,
         {
@@ -322,5 +324,5 @@ def cond(
             "num_outputs": then_count,
         },
     )  # fmt: skip
-    result: Outputs = _regroup(outputs, traced[1].result)
+    result: Outputs = _restore_nesting(outputs, traced[1].result)
     return result

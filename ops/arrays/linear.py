@@ -34,7 +34,7 @@ class Linear(Operator):
     """Base of operators that are linear in their first input; a subclass implements :meth:`apply_transpose`."""
 
     shape_only: ClassVar[bool] = False
-    """True if only the shapes of the other inputs matter."""
+    """Whether only the shapes of the other inputs matter."""
 
     def shape_only_inputs(self) -> tuple[int, ...]:
         return tuple(range(1, len(self.inputs()))) if self.shape_only else super().shape_only_inputs()

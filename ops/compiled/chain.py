@@ -1,7 +1,7 @@
 """A chain: several elementwise operators fused into one, which a kernel computes in one pass over memory.
 
 The pass in ``graph/passes/chains.py`` makes chains after differentiation, so a chain has no gradient. Any graph of
-elementwise operators can become a chain, also one with several outputs.
+elementwise operators can become a chain, including graphs with several outputs.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Sliced(Operator, hidden=True):
     channels_last: ClassVar[tuple[bool, ...]] = ()
     """For each output: whether it is channels-last unless it is a user's array."""
     staged: ClassVar[bool] = False
-    """True if the plan begins and ends with copies (:class:`Staged`) to and from fixed addresses."""
+    """Whether the plan begins and ends with copies (:class:`Staged`) to and from fixed addresses."""
 
     @classmethod
     def of(cls, **fields: object) -> Sliced:

@@ -35,7 +35,7 @@ class Expr:
         kind: the name of the primitive, or of the kind of leaf: input, number, parameter.
         args: the operands.
         value: the position or name of an input, the number, or the name of a parameter.
-        uniform: True if it depends on no input.
+        uniform: whether it depends on no input.
     """
 
     __slots__ = ("args", "kind", "uniform", "value")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flowmx.ops.registry.dtypes import DType
-    from flowmx.ops.registry.kernels import Laid
+    from flowmx.ops.registry.kernels import ArrayLayout
     from flowmx.ops.registry.operators import Operator, Shape
 
 _CUDA = f"{__name__}.cuda"
@@ -144,7 +144,9 @@ def load_ahead(device_type: str) -> None:
             background_compilation.load_ahead()
 
 
-def compile_ahead(device_type: str, chains: Sequence[tuple[Operator, Sequence[Laid], Sequence[Laid]]]) -> None:
+def compile_ahead(
+    device_type: str, chains: Sequence[tuple[Operator, Sequence[ArrayLayout], Sequence[ArrayLayout]]]
+) -> None:
     """Start compiling the kernels of chains in the background, for these layouts of inputs and outputs."""
     from flowmx.ops.kernels.llvm import chain
     from flowmx.ops.registry.kernels import kernel_for

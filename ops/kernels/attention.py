@@ -1,6 +1,6 @@
 """Attention on a CPU: in prediction by products over all heads of some samples, otherwise by blocks of queries.
 
-The products read the heads of queries, keys and values where they are, and write those of the output there.
+The products read the heads of queries, keys and values, and write the heads of the output, without copies.
 """
 
 from __future__ import annotations

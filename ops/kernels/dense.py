@@ -1,4 +1,4 @@
-"""A small layer, product and activation, in the native calls of both."""
+"""A small layer: a matrix product and an activation, each in a native call."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ class Scalar(Operator, keeps_layout=True, in_place=((0, 0),), batch_wise=BatchWi
     scalar: float
     is_int: bool
     number_first = False
-    """True if the number is the left operand."""
+    """Whether the number is the left operand."""
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         dtype = dtypes[0]

@@ -158,7 +158,7 @@ class Pooling(
 
     @property
     def channels_last(self) -> bool:
-        """True if the channels are the last axis, not axis 1."""
+        """Whether the channels are the last axis, not axis 1."""
         return self.layout is not None and self.layout.endswith("C")
 
     def channels_first(self, array: Array) -> Array:

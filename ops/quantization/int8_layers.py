@@ -162,7 +162,7 @@ def convolve_int8(
         data: int8 or uint8.
         weight: int8.
         shape: the shape of the result.
-        packed: True if the weight is packed.
+        packed: whether the weight is packed.
     """
     out = _empty_in_layout_of(run.xp, data, shape)
     compute_operator(sum_operator(op, data.dtype == UINT8, packed), run, [data, weight], [out])

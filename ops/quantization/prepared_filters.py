@@ -107,7 +107,7 @@ class ConvolutionByFilters(
     part: ClassVar[SubgraphConvolution]
     """The layer."""
     packed: ClassVar[bool] = False
-    """True if the weight is packed in a kernel's layout."""
+    """Whether the weight is packed in a kernel's layout."""
 
     @classmethod
     def of(cls, part: SubgraphConvolution, packed: bool = False) -> ConvolutionByFilters:

@@ -291,7 +291,7 @@ class SubgraphConvolution(SubgraphLayer):
 
     @property
     def is_unsigned(self) -> bool:
-        """True if the result is never negative."""
+        """Whether the result is never negative."""
         activation = self.activation
         if isinstance(activation, LeakyReLU):
             return activation.act_type == "leaky" and activation.slope == 0
@@ -419,7 +419,7 @@ class SubgraphProduct(SubgraphLayer):
 
     @property
     def is_unsigned(self) -> bool:
-        """True if MXNet's result is uint8."""
+        """Whether MXNet's result is uint8."""
         activation = self.activation
         if isinstance(activation, LeakyReLU):
             return activation.act_type == "leaky"

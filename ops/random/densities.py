@@ -37,7 +37,7 @@ class _Density(NamedTuple):
     in the shape of the sample, to which ``S`` spreads a parameter. None for integer samples: MXNet's gradient is 0."""
     doc: str
     vectors: bool = False
-    """True if a sample is a vector along the last axis."""
+    """Whether a sample is a vector along the last axis."""
 
 
 # -- the distributions -------------------------------------------------------------------------------------

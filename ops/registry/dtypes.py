@@ -196,7 +196,7 @@ def elements(source: object, dtype: DType) -> np.ndarray[Any, DType]:
 
 
 _REFUSES = int(np.__version__.partition(".")[0]) >= 2
-"""True if NumPy raises for integers outside a dtype; earlier versions wrap and warn."""
+"""Whether NumPy raises for integers outside a dtype; earlier versions wrap and warn."""
 
 
 def _as_int64(source: object) -> Any:

@@ -16,7 +16,7 @@ PLANNED = 1 << 10
 _loaders: dict[str, Callable[[], object]] = {}
 
 
-class Laid(NamedTuple):
+class ArrayLayout(NamedTuple):
     """The layout of an array in memory; strides are counted in elements."""
 
     shape: Shape
@@ -40,7 +40,7 @@ class TiedForward(Protocol):
 
 
 Compute = Callable[[Any, Run, Sequence[Array], Sequence[Array]], None]
-Workspace = Callable[[Any, Sequence[Laid], Sequence[Laid]], int]
+Workspace = Callable[[Any, Sequence[ArrayLayout], Sequence[ArrayLayout]], int]
 Tie = Callable[[Any, bool], TiedForward]
 PackedSize = Callable[[Any, Shape, DType], "int | None"]
 ContentKey = Callable[[Any, "DType | None"], "Hashable | None"]
@@ -60,9 +60,9 @@ class Kernel:
         compute: ``compute(operator, run, inputs, outputs)``: compute into the outputs.
         bind: ``bind(operator, inputs, outputs)``: return a specialized forward for arrays of these shapes and dtypes,
             or None.
-        takes: ``takes(operator, dtype)``: return whether the kernel computes on 16-bit elements without conversion.
+        takes: ``takes(operator, dtype)``: return whether the kernel supports 16-bit elements without conversion.
         workspace: ``workspace(operator, inputs, outputs)``: return the workspace size in bytes for arrays of these
-            :class:`Laid` layouts.
+            :class:`ArrayLayout` layouts.
         tie: ``tie(operator, predicts)``: return a :class:`TiedForward` for one step of a bound graph, which may
             also train unless it predicts; its ``use(memory)`` sets the workspace.
         packed_size: ``packed_size(operator, data_shape, dtype)``: return the elements of a packed copy of a layer's

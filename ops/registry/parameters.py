@@ -65,7 +65,7 @@ class Parameter(NamedTuple):
 
     @property
     def required(self) -> bool:
-        """True if the parameter has no default."""
+        """Whether the parameter has no default."""
         return self.default is MISSING
 
     @property

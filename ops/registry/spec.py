@@ -16,15 +16,15 @@ class Spec:
         shapes: shapes of the outputs.
         dtypes: dtypes of the outputs.
         nbytes: total bytes of the outputs.
-        light: True if the operation takes microseconds.
-        short: True if the operation is too short to be worth handing to another thread.
+        light: whether the operation takes microseconds.
+        short: whether the operation is too short to be worth handing to another thread.
         gradient: the operator's gradient function; None if no gradient flows.
         weight: the approximate work, in bytes moved.
-        single: True if there is one output.
+        single: whether there is one output.
         rules: cache of gradient rules, used by the tape.
-        is_plain: True if the operator only computes its outputs from its inputs.
+        is_plain: whether the operator only computes its outputs from its inputs.
         ready: the bound call, cached by the dispatcher.
-        follows: True if all output shapes and dtypes follow from those of the inputs.
+        follows: whether all output shapes and dtypes follow from those of the inputs.
     """
 
     __slots__ = (

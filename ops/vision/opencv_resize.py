@@ -93,7 +93,7 @@ def taps(old: int, new: int, interp: int, shrinks: bool) -> Taps:
         old: the old length.
         new: the new length.
         interp: OpenCV's number of the method.
-        shrinks: True if no axis of the image grows.
+        shrinks: whether no axis of the image grows.
     """
     if interp == NEAREST:
         # OpenCV inverts the scale twice, which changes the rounding of some pixels.

@@ -21,7 +21,7 @@ class Rule:
 
     Attributes:
         threshold: the intersection over union above which a box is dropped.
-        reached: True if an overlap equal to the threshold also drops a box.
+        reached: whether an overlap equal to the threshold also drops a box.
         margin: added to each side: 1 if both ends of a box belong to it.
         most: the maximum number of surviving boxes; below 0: no limit.
     """

@@ -10,7 +10,7 @@ from benchmarks.workers import networks
 from flowmx import devices, settings
 from flowmx.graph.planning.workspace import strides
 from flowmx.ops.kernels.onednn import convolution, layouts, library, work
-from flowmx.ops.registry.kernels import Laid, kernel_for, tied_forward, workspace_of
+from flowmx.ops.registry.kernels import ArrayLayout, kernel_for, tied_forward, workspace_of
 from flowmx.ops.registry.operators import Run, lookup
 from tests.ops.test_onednn import assert_close, in_order
 from tests.strided import strided
@@ -139,7 +139,7 @@ def test_the_workspace_size_depends_on_strides():
 
     def needed(data_last, out_last, dtype=np.float32):
         laid = [
-            Laid(shape, strides(shape, last), np.dtype(dtype))
+            ArrayLayout(shape, strides(shape, last), np.dtype(dtype))
             for shape, last in zip(shapes, (data_last, False, out_last), strict=True)
         ]
         return workspace_of("cpu", op)(op, laid[:2], laid[2:])

@@ -14,7 +14,7 @@ from flowmx.graph.graph import Options
 from flowmx.graph.node import Entry, Node
 from flowmx.ops.compiled.sliced import Sliced
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.kernels import PLANNED, Laid, workspace_of
+from flowmx.ops.registry.kernels import PLANNED, ArrayLayout, workspace_of
 from flowmx.ops.registry.operators import Shape
 
 if TYPE_CHECKING:
@@ -44,15 +44,15 @@ def workspaces(plan: Plan, steps: Sequence[Node], options: Options) -> dict[int,
     return result
 
 
-def value_layout(plan: Plan, entry: Entry) -> Laid:
+def value_layout(plan: Plan, entry: Entry) -> ArrayLayout:
     """Return the memory layout of a value: shape, strides and dtype."""
     return array_layout(plan.graph.shapes[entry], entry in plan.channels_last, plan.graph.dtypes[entry])
 
 
 @lru_cache(4096)
-def array_layout(shape: Shape, channels_last: bool, dtype: DType) -> Laid:
+def array_layout(shape: Shape, channels_last: bool, dtype: DType) -> ArrayLayout:
     """Return the memory layout of an array in C order, or with axis 1 innermost."""
-    return Laid(shape, strides(shape, channels_last), dtype)
+    return ArrayLayout(shape, strides(shape, channels_last), dtype)
 
 
 @lru_cache(4096)

@@ -10,11 +10,11 @@ from flowmx.graph.node import Entry, Node
 from flowmx.graph.planning.workspace import array_layout
 from flowmx.ops import kernels
 from flowmx.ops.compiled.chain import Chain
-from flowmx.ops.registry.kernels import Laid
+from flowmx.ops.registry.kernels import ArrayLayout
 from flowmx.ops.registry.operators import Operator
 
 
-def compile_loops(nodes: Iterable[Node], laid: Callable[[Entry], Laid], device_type: str) -> None:
+def compile_loops(nodes: Iterable[Node], laid: Callable[[Entry], ArrayLayout], device_type: str) -> None:
     """Start compiling the loops of nodes, in this order.
 
     Args:
@@ -22,7 +22,7 @@ def compile_loops(nodes: Iterable[Node], laid: Callable[[Entry], Laid], device_t
         laid: returns the layout of a value.
         device_type: the device type of the kernels.
     """
-    steps: dict[object, tuple[Operator, list[Laid], list[Laid]]] = {}
+    steps: dict[object, tuple[Operator, list[ArrayLayout], list[ArrayLayout]]] = {}
     for node in nodes:
         op: Any = node.op
         if type(op) is Chain:
@@ -40,5 +40,5 @@ def compile_unplanned(graph: Graph, options: Options) -> None:
         compile_loops(nodes, lambda entry: _dense(graph, entry), options.device_type)
 
 
-def _dense(graph: Graph, entry: Entry) -> Laid:
+def _dense(graph: Graph, entry: Entry) -> ArrayLayout:
     return array_layout(graph.shapes[entry], False, graph.dtypes[entry])

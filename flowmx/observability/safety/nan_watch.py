@@ -101,10 +101,10 @@ class OutputCheck:
         finally:
             _local.check = outer
         if result is None and op.reads and not self.steps_checked:
-            self.at_outputs(*_arrays(op.arguments, op.reads, op.writes))
+            self.show_outputs(*_arrays(op.arguments, op.reads, op.writes))
         return result
 
-    def at_outputs(self, outputs: Sequence[Array], inputs: Sequence[Array]) -> None:
+    def show_outputs(self, outputs: Sequence[Array], inputs: Sequence[Array]) -> None:
         """Check the outputs of the operation."""
         outputs, inputs = list(map(_stored, outputs)), list(map(_stored, inputs))
         for array in outputs:

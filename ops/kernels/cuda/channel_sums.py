@@ -31,7 +31,7 @@ class ChannelView(NamedTuple):
 
     Attributes:
         before, channels, after: the lengths.
-        last: True if the channels are innermost.
+        last: whether the channels are innermost.
     """
 
     before: int

@@ -183,7 +183,7 @@ class Formulas:
         dtypes: the dtypes of the inputs, then of the outputs.
 
     Attributes:
-        is_exact: True if C computes them as precisely as the operator's forward.
+        is_exact: whether C computes them as precisely as the operator's forward.
         uniforms: the scalars of each launch.
     """
 

@@ -103,7 +103,7 @@ class RowSource:
         dtypes: the dtypes of all arrays.
 
     Attributes:
-        is_exact: True if C computes it as precisely as the operator's forward.
+        is_exact: whether C computes it as precisely as the operator's forward.
         uniforms: the scalars of each launch.
     """
 

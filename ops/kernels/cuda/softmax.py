@@ -116,7 +116,7 @@ def _from_classes(ignores: bool, counts: bool, headed: bool) -> Formula:
     """Return the formula of the gradient for labels that are class numbers.
 
     Args:
-        ignores: True if a label may be ignored.
+        ignores: whether a label may be ignored.
         counts: True to divide by the number of valid labels, an additional input.
         headed: True to multiply by the head, an additional input.
     """

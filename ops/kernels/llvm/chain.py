@@ -29,7 +29,7 @@ from flowmx.ops.kernels.llvm.background_compilation import Program, begin_compil
 from flowmx.ops.kernels.llvm.elementwise import Fused, compute_in_common_layout, float_type_of, is_exact
 from flowmx.ops.kernels.llvm.strided_loops import Axes, StridedLoop, axes_of, streams, vectors
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.kernels import Laid, kernel, kernel_for
+from flowmx.ops.registry.kernels import ArrayLayout, kernel, kernel_for
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape
 
 _MIN_SIZE = 512
@@ -190,7 +190,7 @@ class _Layout(NamedTuple):
         return self.dtype.itemsize
 
 
-def compile_ahead(chains: Sequence[tuple[Operator, Sequence[Laid], Sequence[Laid]]]) -> None:
+def compile_ahead(chains: Sequence[tuple[Operator, Sequence[ArrayLayout], Sequence[ArrayLayout]]]) -> None:
     """Prepare chains for inputs and outputs of these layouts, and start compiling their loops in the background."""
     programs = []
     for chain, *arrays in chains:

@@ -41,18 +41,18 @@ _SIDES = {1: (_USUALLY_FASTER,), 2: tuple(PAIRS)}
 _FILTER_BYTES = {1: 64 << 20, 2: 1 << 40}
 """The largest transformed filters, by the setting."""
 _PRODUCTS = 1 << 29
-"""Products of a measurement: larger batches are measured on some of their images."""
+"""The maximum number of multiplications of a measurement; of larger batches, only some images are measured."""
 _ROUNDS = 3
-"""The least number of measurements of each algorithm."""
+"""The minimum number of measurements of each algorithm."""
 _GAIN = 0.85
-"""The time of another algorithm than the direct one is at most this share, because its filters take up to four times
-the memory, and the first call writes them."""
+"""Winograd's algorithm is chosen only if it takes at most this share of the direct algorithm's time, because its
+filters take up to four times the memory, and the first call writes them."""
 _PANEL_WEIGHTS = 1 << 17
-"""The fewest weights of a layer that the compiled product computes: half a megabyte."""
+"""The minimum number of weights of a layer for the compiled product: half a megabyte."""
 _PADDED_SHARE = 16
-"""The missing outputs of its last panel are at most this part of the outputs."""
+"""The maximum share of outputs that the last panel computes although they do not exist."""
 _PANEL_POSITIONS = 1 << 10
-"""The maximum number of positions of a convolution for it."""
+"""The maximum number of positions of a convolution for the compiled product."""
 
 _sides: dict[object, int] = {}
 
@@ -76,8 +76,9 @@ def form_of(op: object, data: Shape, dtype: NumPyType) -> dict[str, object]:
 def _uses_panel_kernel(op: Any, data: Shape) -> bool:
     """Return whether a layer is a product for which the compiled loop is usually faster.
 
-    That is if it reads so many weights that it would wait for memory, but not if it would compute many outputs that
-    do not exist, or if oneDNN reads the weights from memory rarely, since a convolution has many positions.
+    The compiled loop is faster if a layer has so many weights that the product waits for memory. It is slower if it
+    computes many outputs that do not exist, or if a convolution has so many positions that oneDNN rarely reads the
+    weights from memory.
     """
     outputs, inputs = op.weight_shape(data)[:2]
     rows, padded = prod(data) // inputs, -(-outputs // PANEL) * PANEL

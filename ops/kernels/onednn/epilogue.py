@@ -48,7 +48,7 @@ class Epilogue(NamedTuple):
 
     @property
     def has_primitive_bias(self) -> bool:
-        """True if the primitive itself adds the bias: before all other operations, including the scale."""
+        """Whether the primitive itself adds the bias: before all other operations, including the scale."""
         return self.has_bias and not self._has_scale_step
 
     @property

@@ -23,7 +23,7 @@ from flowmx.ops.kernels.onednn.work import FixedWork, Work, call_all, first_line
 from flowmx.ops.kernels.recording import current, mark_incomplete
 from flowmx.ops.math.conversion import as_type, cast
 from flowmx.ops.registry.dtypes import FLOAT32, DType, is_floating
-from flowmx.ops.registry.kernels import PLANNED, Compute, Kernel, Laid, PackedSize, kernel_for
+from flowmx.ops.registry.kernels import PLANNED, ArrayLayout, Compute, Kernel, PackedSize, kernel_for
 from flowmx.ops.registry.operators import Bound as BoundForward
 from flowmx.ops.registry.operators import Form, Operator, Run
 
@@ -101,7 +101,7 @@ def _with_dense_vectors(arrays: Sequence[Array]) -> list[Array]:
     return [np.ascontiguousarray(each) if each.ndim == 1 else each for each in arrays]
 
 
-def _laid(each: Laid) -> Geometry:
+def _geometry_of(each: ArrayLayout) -> Geometry:
     return Geometry(each.shape, each.strides, TYPES[each.dtype])
 
 
@@ -211,16 +211,18 @@ class PrimitiveKernel(Kernel):
         plain = all(each.flags.c_contiguous and not _is_half(each) for each in (*inputs, *outputs))
         return _forward if plain else run_fallback
 
-    def workspace(self, op: Operator, inputs: Sequence[Laid], outputs: Sequence[Laid]) -> int:
+    def workspace(self, op: Operator, inputs: Sequence[ArrayLayout], outputs: Sequence[ArrayLayout]) -> int:
         """Return the workspace size in bytes for arrays of these layouts."""
         return 0 if library() is None else self._workspace(threads_here(), op, tuple(inputs), tuple(outputs))
 
-    def _requested_workspace(self, threads: int, op: Operator, inputs: Sequence[Laid], outputs: Sequence[Laid]) -> int:
+    def _requested_workspace(
+        self, threads: int, op: Operator, inputs: Sequence[ArrayLayout], outputs: Sequence[ArrayLayout]
+    ) -> int:
         """Return the workspace size in bytes for this number of threads."""
         arrays = (*self.computed(inputs), *self.computed(outputs))
         if any(each.dtype not in self._dtypes or 0 in each.shape for each in arrays):
             return 0
-        work = self._make_tied(op, [*map(_laid, inputs)], [*map(_laid, outputs)])
+        work = self._make_tied(op, [*map(_geometry_of, inputs)], [*map(_geometry_of, outputs)])
         return 0 if work is None else work.nbytes
 
     def tie(self, op: Operator, predicts: bool) -> TiedKernel:
@@ -283,11 +285,11 @@ class TiedKernel:
             if threads != self._threads or forms != self._forms:
                 self._work = self._kernel.work(self._op, inputs, outputs, self._predicts)
                 self._threads, self._forms = threads, forms
-            self._is_ready = self._look(inputs, outputs)
+            self._is_ready = self._prepare_calls(inputs, outputs)
             self._arrays = [weakref.ref(each) for each in arrays]
         self.stale = None if self.stale is None else False
 
-    def _look(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+    def _prepare_calls(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
         """Prepare the calls for these arrays; return False if oneDNN cannot, or the workspace is too small."""
         work = self._work
         if work is None:

@@ -47,7 +47,7 @@ from flowmx.ops.math.matmul import SMALL
 from flowmx.ops.nn.convolution import Convolution, Deconvolution
 from flowmx.ops.nn.linear import FullyConnected
 from flowmx.ops.registry.dtypes import DType as NumPyType
-from flowmx.ops.registry.kernels import Laid, PackedSize, register_kernel
+from flowmx.ops.registry.kernels import ArrayLayout, PackedSize, register_kernel
 from flowmx.ops.registry.operators import Operator, Shape
 
 Geometries = Sequence[Geometry]
@@ -244,7 +244,7 @@ class Packing(PrimitiveKernel):
             layout = layout_number(chosen), getattr(op, "winograd", 0)
         return layout, weight, groups, getattr(op, "scaled", False), op.size
 
-    def workspace(self, op: Operator, inputs: Sequence[Laid], outputs: Sequence[Laid]) -> int:
+    def workspace(self, op: Operator, inputs: Sequence[ArrayLayout], outputs: Sequence[ArrayLayout]) -> int:
         return 0
 
 

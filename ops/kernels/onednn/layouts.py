@@ -112,7 +112,7 @@ _interned: list[Desc] = []
 
 
 def layout_number(layout: Desc) -> int:
-    """Return a number of a descriptor; equal ones have the same number."""
+    """Return an index that identifies a descriptor; equal descriptors have the same index."""
     for number, each in enumerate(_interned):
         if each == layout:
             return number
@@ -123,7 +123,7 @@ def layout_number(layout: Desc) -> int:
 def in_panels(shape: Shape) -> Desc:
     """Return the descriptor of matrices, (batch, rows, columns) of float32, in panels of 64 columns.
 
-    A panel has its part of each row, one after the other. The number of rows must be divisible by 16.
+    A panel contains its columns of each row, row after row. The number of rows must be divisible by 16.
     """
     return Desc(
         library_or_raise().create("memory_desc_create_with_tag", len(shape), Dims(*shape), int(DType.F32), _IN_PANELS)

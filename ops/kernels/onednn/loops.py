@@ -1,4 +1,4 @@
-"""Compiled loops among the primitives of a computation."""
+"""Compiled loops that run in a sequence of oneDNN primitives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Words = tuple[int | float, ...]
 
 
 class ProgramLoop:
-    """A substitute for a primitive: a compiled loop, whose last words are the addresses of its arrays.
+    """A compiled loop in place of a primitive; its last arguments are the addresses of its arrays.
 
     Args:
         program: the function; None if the fallback always runs.

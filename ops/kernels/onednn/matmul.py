@@ -1,6 +1,6 @@
-"""Matrix products by oneDNN: products of all operators, and fused FullyConnected.
+"""Matrix products by oneDNN, for any operator and for fused FullyConnected layers.
 
-Transposed matrices are passed without a copy. Small products are left to the array library, whose calls are cheaper.
+Transposed matrices are passed without a copy. The array library computes small products, since its calls are cheaper.
 """
 
 from __future__ import annotations

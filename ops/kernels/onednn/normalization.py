@@ -64,7 +64,7 @@ class _Work(Work):
 
 
 class Forward(_Work):
-    """Normalize by the batch's statistics, which are also outputs, or by given ones (``USE_GLOBAL_STATS``)."""
+    """Normalize by the batch's statistics, which are also outputs, or by statistics that are inputs."""
 
     def __init__(self, data: Geometry, out: Geometry, eps: float, flags: int, relu: bool) -> None:
         super().__init__(data, out, eps, flags)
@@ -130,7 +130,7 @@ def _fits(op: BatchNorm, *arrays: Array) -> bool:
     return 2 <= rank <= 5 and op.axis in (1, 1 - rank) and suits(*arrays)
 
 
-def _wide(vector: Array) -> Array:
+def _to_float32(vector: Array) -> Array:
     """Return a parameter in oneDNN's form: float32, contiguous."""
     return np.ascontiguousarray(vector, np.float32)
 
@@ -148,7 +148,7 @@ def batch_norm(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequen
     var = np.empty_like(mean)
     if not batch:
         mean[...], var[...] = moving_mean, moving_var
-    vectors = [_wide(beta), mean, var, *([] if op.fix_gamma else [_wide(gamma)])]
+    vectors = [_to_float32(beta), mean, var, *([] if op.fix_gamma else [_to_float32(gamma)])]
     work(*map(pointer, (data, out, *vectors)))
     if batch:
         op.update_moving(moving_mean, mean)
@@ -173,7 +173,7 @@ def backward_batch_norm(op: BackwardBatchNorm, inputs: Sequence[Array], outputs:
     results = [
         each if each.flags.c_contiguous and each.dtype == FLOAT32 else np.empty(each.shape, FLOAT32) for each in targets
     ]
-    scales = () if op.fix_gamma else (_wide(gamma), results[1])
+    scales = () if op.fix_gamma else (_to_float32(gamma), results[1])
     work(*map(pointer, (head, data, out, mean, var, results[0], *scales)))
     for target, result in zip(targets, results, strict=True):
         if result is not target:

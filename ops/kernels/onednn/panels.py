@@ -137,11 +137,11 @@ class PanelProduct(Work):
 
 
 class Rows(NamedTuple):
-    """Rows in blocks.
+    """A division of rows into blocks.
 
     Attributes:
         blocks: the number of blocks.
-        of_block: the rows of a large block; small ones, which follow, have one less.
+        of_block: the rows of a large block; the small blocks, which follow, have one row less.
         large: the number of large blocks.
     """
 

@@ -105,7 +105,7 @@ class _Work(Work):
 
 
 class Forward(_Work):
-    """Output = the windows' maxima or averages; with ``note``, also the positions of the maxima."""
+    """Output = the maxima or averages of the windows; with ``note``, also the positions of the maxima."""
 
     def __init__(self, op: Pooling, data: Geometry, out: Geometry, note: bool, order: Order | None = None) -> None:
         super().__init__(op, data, out, order or _order(op, data, out))
@@ -281,7 +281,7 @@ class NotedBackward(Backward):
         return super().calls(base, head, out, note)
 
 
-class _Noting(_Pooling):
+class _IndicesKernel(_Pooling):
     """A kernel whose last input or output holds the positions."""
 
     def takes(self, op: object, dtype: DType) -> bool:
@@ -294,24 +294,24 @@ class _Noting(_Pooling):
         """Return None: the kernel does more than oneDNN's primitive."""
 
 
-def _noting(op: PoolingWithIndices, data: Geometry, out: Geometry) -> Forward | None:
+def _forward_with_indices(op: PoolingWithIndices, data: Geometry, out: Geometry) -> Forward | None:
     """Return the forward with positions of the operator's size, or None."""
     work = plan(Forward, op, data, out, True)
     return work if work is not None and work.note_bytes == math.prod(out[0]) * op.position_dtype().itemsize else None
 
 
 def _noted_pooling(op: PoolingWithIndices, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> Work | None:
-    return _noting(op, inputs[0], outputs[0])
+    return _forward_with_indices(op, inputs[0], outputs[0])
 
 
 def _backward_noted_pooling(
     op: PoolingWithIndices, inputs: Sequence[Geometry], outputs: Sequence[Geometry]
 ) -> Work | None:
     head, data, output, *_ = inputs
-    if _noting(op, data, output) is None:
+    if _forward_with_indices(op, data, output) is None:
         return None
     return plan(NotedBackward, op, head, outputs[0], _order(op, data, output))
 
 
-register_kernel("cpu", "_noted_Pooling", _Noting(_noted_pooling))
-register_kernel("cpu", "_backward_noted_Pooling", _Noting(_backward_noted_pooling))
+register_kernel("cpu", "_noted_Pooling", _IndicesKernel(_noted_pooling))
+register_kernel("cpu", "_backward_noted_Pooling", _IndicesKernel(_backward_noted_pooling))

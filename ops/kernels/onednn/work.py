@@ -193,7 +193,7 @@ class Operand:
             workspace: the workspace layout, for the copy.
             actual: the layout of the argument.
             required: the primitive's layout.
-            is_output: True if the primitive writes it.
+            is_output: whether the primitive writes it.
             scale: the scale of an input, as in :class:`Reorder`.
         """
         self._copy: Reorder | None = None

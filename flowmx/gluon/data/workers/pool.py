@@ -61,7 +61,7 @@ class WorkerPool:
     """Base class of pools: a queue of jobs for worker threads. The child of a fork starts new workers."""
 
     enforces_timeout = False
-    """True if the pool enforces the time limit of batches."""
+    """Whether the pool enforces the time limit of batches."""
 
     def __init__(self) -> None:
         self.closed = False

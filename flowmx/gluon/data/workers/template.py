@@ -34,7 +34,7 @@ from flowmx.gluon.data.workers import shared_memory
 from flowmx.ops.registry.kernels import load_kernels
 
 available = hasattr(os, "pidfd_open") and hasattr(os, "memfd_create") and hasattr(socket, "SOCK_SEQPACKET")
-"""True if a template is supported: on Linux."""
+"""Whether a template is supported: on Linux."""
 
 BOOT = """\
 import gc, json, sys

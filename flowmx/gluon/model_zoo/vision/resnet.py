@@ -137,7 +137,7 @@ class _ResNet(Classifier):
     """
 
     normalized: ClassVar[bool]
-    """True if the features begin and end with batch normalization, as in version 2."""
+    """Whether the features begin and end with batch normalization, as in version 2."""
 
     def __init__(
         self, block: Callable[..., HybridBlock], layers: Sequence[int], channels: Sequence[int], classes: int = 1000,
