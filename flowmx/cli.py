@@ -46,8 +46,8 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "dashboard": ("flowmx.tools.commands.dashboard", "show the dashboards of several processes on one page"),
         "plan": (
-            "flowmx.tools.plan.command",
-            "predict memory and time of a training script on GPUs that are not present",
+            "flowmx.tools.commands.plan",
+            "predict memory and time of a training script or a model on GPUs that are not present",
         ),
         "bench": ("flowmx.tools.commands.bench", "benchmark this machine: operators, models, memory"),
     },

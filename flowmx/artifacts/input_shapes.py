@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flowmx.errors import MXNetError
 from flowmx.ops.registry.parameters import literal
-from flowmx.serialization.symbol_json import GraphJSON, NodeJSON
-from flowmx.symbol import Symbol
+from flowmx.serialization.symbol_json import GraphJSON, NodeJSON, parse
+from flowmx.symbol import Symbol, load_json
 
-__all__ = ["Inputs", "Shape", "declared_shapes", "inputs_of"]
+__all__ = ["Inputs", "Shape", "concluded_shapes", "declared_shapes", "inputs_of"]
 
 Shape = tuple[int | None, ...]
 """The shape of one sample; None for a size that is not known."""
@@ -61,6 +61,19 @@ def inputs_of(symbol: Symbol, graph: GraphJSON, arrays: Mapping[str, Any], folde
     return Inputs(_with_inferred(symbol, shapes, arrays), is_guess)
 
 
+def concluded_shapes(symbol: Path, arrays: Mapping[str, Any]) -> dict[str, Shape] | None:
+    """Return the shapes of all inputs of a checkpoint; None if one does not follow from its files.
+
+    Args:
+        symbol: the file of the symbol.
+        arrays: the parameters by name.
+    """
+    content = symbol.read_bytes()
+    inputs = inputs_of(load_json(content), parse(content), arrays, symbol.parent)
+    shapes = {name: shape for name, shape in inputs.shapes.items() if shape is not None and None not in shape}
+    return shapes if shapes and not inputs.is_guess and len(shapes) == len(inputs.shapes) else None
+
+
 def _with_inferred(
     symbol: Symbol, shapes: dict[str, Shape | None], arrays: Mapping[str, Any]
 ) -> dict[str, Shape | None]:
@@ -101,17 +114,27 @@ def _of_batch(shape: Sequence[int]) -> Shape:
 
 
 def _shapes_of_settings(folder: Path, names: Sequence[str]) -> dict[str, Shape]:
-    """Return the shapes that the ``model.toml`` of a model in a repository declares."""
+    """Return the shapes that the ``model.toml`` of a repository, or the settings of SageMaker's training, declare."""
     try:
         shape = tomllib.loads((folder / "model.toml").read_text()).get("shape")
     except (OSError, ValueError):
-        return {}
+        shape = _image_shape(folder)
     by_name = shape if isinstance(shape, dict) else dict.fromkeys(names if len(names) == 1 else (), shape)
     return {
         name: tuple(size or None for size in sizes)
         for name, sizes in by_name.items()
         if isinstance(sizes, list) and all(isinstance(size, int) for size in sizes)
     }
+
+
+def _image_shape(folder: Path) -> list[int] | None:
+    """Return the shape of images in SageMaker's ``hyperparams.json``, such as ``3,224,224`` or ``512``."""
+    try:
+        text = json.loads((folder / "hyperparams.json").read_text())["image_shape"]
+        sizes = [int(size) for size in str(text).split(",")]
+    except (OSError, ValueError, TypeError, LookupError):
+        return None
+    return [3, sizes[0], sizes[0]] if len(sizes) == 1 else sizes
 
 
 def declared_shapes(folder: Path) -> dict[str, Shape]:
@@ -180,13 +203,12 @@ def _complete(symbol: Symbol, name: str, shape: Shape, arrays: Mapping[str, Any]
 def _fits(symbol: Symbol, shapes: Mapping[str, tuple[int, ...]], arrays: Mapping[str, Any]) -> bool:
     """Return whether the parameters have the shapes that inputs of these shapes demand."""
     try:
-        arguments, _, states = symbol.infer_shape(**shapes)
+        arguments, _, states = symbol.infer_shape_partial(**shapes)
     except (MXNetError, ValueError):
         return False
-    if arguments is None or states is None:
-        return False
-    expected: Iterable[tuple[str, Any]] = [
-        *zip(symbol.list_arguments(), arguments, strict=True),
-        *zip(symbol.list_auxiliary_states(), states, strict=True),
+    expected = [
+        *zip(symbol.list_arguments(), arguments or (), strict=True),
+        *zip(symbol.list_auxiliary_states(), states or (), strict=True),
     ]
-    return all(name not in arrays or tuple(arrays[name].shape) == tuple(shape) for name, shape in expected)
+    complete = [(name, tuple(shape)) for name, shape in expected if shape and 0 not in shape]
+    return all(name not in arrays or tuple(arrays[name].shape) == shape for name, shape in complete)

@@ -8,10 +8,18 @@ from typing import NamedTuple
 
 from flowmx.artifacts import sagemaker
 from flowmx.artifacts.archives import ScratchFolder, holds_arrays, is_archive, unpack
-from flowmx.artifacts.checkpoints import Checkpoint, find_checkpoints
+from flowmx.artifacts.checkpoints import (
+    Checkpoint,
+    arrays_of,
+    checkpoint_of,
+    find_checkpoints,
+    find_symbols,
+    parameters_of,
+)
+from flowmx.artifacts.input_shapes import Shape, concluded_shapes
 from flowmx.serialization import formats
 
-__all__ = ["OpenedArtifact", "open_artifact"]
+__all__ = ["OpenedArtifact", "open_artifact", "shapes_at"]
 
 _MAX_DEPTH = 3
 _HANDLER_SUFFIX = ".mar"
@@ -118,3 +126,19 @@ def _link(checkpoint: Checkpoint, folder: Path) -> Path:
             except OSError:  # Windows lets only some users make links
                 shutil.copyfile(source, folder / target)
     return folder
+
+
+def shapes_at(path: Path) -> dict[str, Shape] | None:
+    """Return the shapes of a sample of the checkpoint at a path; None if they do not follow from its files.
+
+    Args:
+        path: its prefix, its symbol's file, or a folder with only this one.
+    """
+    prefixed = path.with_name(f"{path.name}-symbol.json")
+    files = find_symbols(path) if path.is_dir() else [file for file in (prefixed, path) if file.is_file()]
+    if len(files) != 1 or not files[0].name.endswith(".json"):
+        return None
+    checkpoint = checkpoint_of(files[0])
+    if checkpoint.params is None:
+        return None
+    return concluded_shapes(checkpoint.symbol, parameters_of(arrays_of(checkpoint.params)))

@@ -21,9 +21,9 @@ def pack(folder, *files):
     return path
 
 
-def predict(model, sample):
+def predict(model, sample, shape=None):
     async def answer():
-        async with mx.serve.Predictor(model, max_batch=1) as predictor:
+        async with mx.serve.Predictor(model, shape=shape, max_batch=1) as predictor:
             return await predictor(sample)
 
     return mx.run(answer())
@@ -94,3 +94,27 @@ def test_the_first_of_the_models_that_several_machines_wrote_is_opened(k_means, 
             archive.add(file, name)
     cluster, _ = predict(tmp_path / "model.tar", np.zeros(3, np.float32))
     assert 0 <= cluster < 5
+
+
+def test_the_shape_of_images_is_read_from_the_settings_of_an_object_detector(tmp_path):
+    data, label = mx.sym.var("data"), mx.sym.var("label")
+    body = mx.sym.Convolution(data, kernel=(3, 3), pad=(1, 1), num_filter=8, name="c")
+    anchors = mx.sym.contrib.MultiBoxPrior(body, sizes=(0.5,), ratios=(1,))
+    scores = mx.sym.transpose(mx.sym.Convolution(body, kernel=(1, 1), num_filter=2, name="k"), axes=(0, 2, 3, 1))
+    scores = mx.sym.transpose(mx.sym.Reshape(scores, shape=(0, -1, 2)), axes=(0, 2, 1))
+    boxes = mx.sym.Flatten(mx.sym.transpose(
+        mx.sym.Convolution(body, kernel=(1, 1), num_filter=4, name="l"), axes=(0, 2, 3, 1)))  # fmt: skip
+    target = mx.sym.contrib.MultiBoxTarget(anchors, label, scores)[2]
+    scores = mx.sym.SoftmaxOutput(scores, target, multi_output=True, use_ignore=True, ignore_label=-1)
+    symbol = mx.sym.contrib.MultiBoxDetection(scores, boxes, anchors, name="detection")
+    shapes, _, _ = symbol.infer_shape(data=(1, 3, 8, 8), label=(1, 1, 5))
+    arguments = dict(zip(symbol.list_arguments(), map(mx.nd.ones, shapes), strict=True))
+    del arguments["data"], arguments["label"]
+    mx.model.save_checkpoint(str(tmp_path / "model_algo_1"), 0, symbol, arguments, {})
+    (tmp_path / "hyperparams.json").write_text('{"image_shape": "8", "base_network": "resnet-50"}')
+    path = pack(tmp_path, *(tmp_path / f"model_algo_1{end}" for end in ("-symbol.json", "-0000.params")),
+                tmp_path / "hyperparams.json")  # fmt: skip
+    report = inspect(path)
+    assert report.kind == "an archive: a model of SageMaker's object detection"
+    assert report.commands == [f"flowmx serve {path} --shape 3,8,8"]
+    assert predict(path, np.zeros((3, 8, 8), np.float32), (3, 8, 8)).shape == (64, 6)

@@ -187,7 +187,6 @@ def test_the_check_detects_different_symbols_and_states(tmp_path):
         ("net-0003.params", "net.onnx", "net-0003.params is a file of arrays and"),
         ("net", "net.states", "the former converts only to a file of arrays or a checkpoint or an ONNX file"),
         ("none", "none.onnx", "there is no checkpoint"),
-        ("net", "net.onnx", "the shape of a sample of data is unknown"),
         ("net-0003.params", "net-0003.params", "would be overwritten"),
         ("none.params", "none.npz", "No such file"),
         ("net-symbol.json", "net.states", "is a symbol and"),

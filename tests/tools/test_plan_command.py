@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tarfile
 import textwrap
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from flowmx import autograd, gluon
 from flowmx.devices.sim import PRESETS, Description
 from flowmx.devices.sim.description import fleet, memory_of
 from flowmx.engine.runtime import engine
-from flowmx.tools.plan import command
+from flowmx.tools.commands import plan as command
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*simulated without numerics")
 BATCH, UNITS, FEATURES = 64, 256, 512
@@ -457,3 +458,28 @@ def test_a_graph_of_other_shapes_is_captured_again():
     each_anew = mx.plan.run(deep([4, 5, 6, 7], True), "h100", graphs=True).launches
     expected = mx.plan.run(deep([4, 5, 4, 5], True), "h100", graphs=True, steps=None).launches
     assert each_anew > 1.5 * same and same < expected < each_anew
+
+
+def test_the_predictions_of_a_model_are_planned_without_its_label(tmp_path, capsys):
+    layer = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=64, name="f")
+    arrays = {"f_weight": mx.nd.ones((64, 128)), "f_bias": mx.nd.ones((64,))}
+    mx.model.save_checkpoint(str(tmp_path / "m"), 0, mx.sym.SoftmaxOutput(layer, name="softmax"), arrays, {})
+    archive = tmp_path / "model.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:
+        for name in ("m-symbol.json", "m-0000.params"):
+            file.add(tmp_path / name, name)
+    peaks = []
+    for batch in ("1", "4096"):
+        assert command.main([str(archive), "--batch", batch, "--json", "--steps", "3"]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert plan["counted_by"] == "batches of predictions" and plan["steps"] == 3
+        peaks.append(plan["devices"][0]["peak"])
+    assert peaks[1] > 4096 * 128 * 4 > peaks[0]
+
+
+def test_arguments_of_a_model_are_refused(tmp_path, capsys):
+    mx.model.save_checkpoint(str(tmp_path / "m"), 0, mx.sym.exp(mx.sym.var("data")), {"unused": mx.nd.ones((1,))}, {})
+    with pytest.raises(ValueError, match="is a model, which takes no arguments such as again"):
+        command.main([str(tmp_path / "m"), "again"])
+    with pytest.raises(ValueError, match="the batch size is 0"):
+        command.main([str(tmp_path / "m"), "--batch", "0"])

@@ -18,14 +18,13 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
     logging.getLogger().setLevel(logging.WARNING)
     from flowmx.artifacts import open_artifact
-    from flowmx.artifacts.input_shapes import declared_shapes
+    from flowmx.artifacts.opening import shapes_at
     from flowmx.tools.commands.convert_check import check
     from flowmx.tools.commands.convert_formats import Job, convert
 
     artifact = open_artifact(arguments.source, with_code=True)
-    folder = artifact.path if artifact.path.is_dir() else artifact.path.parent
     job = Job(
-        artifact.path, arguments.target, usage.shapes(arguments.shape) or declared_shapes(folder) or None,
+        artifact.path, arguments.target, usage.shapes(arguments.shape) or shapes_at(artifact.path),
         arguments.dtype, arguments.batch,
         arguments.epoch, arguments.states,
         arguments.opset,

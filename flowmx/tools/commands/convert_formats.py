@@ -127,12 +127,14 @@ def checkpoint(path: Path, epoch: int | None = None) -> tuple[str, Path]:
 
 def _to_onnx(job: Job) -> None:
     prefix, weights = checkpoint(job.source, job.epoch)
-    _export(job, sym.load(prefix + _SYMBOL), *model.read_params(str(weights)))
+    arguments, auxiliary = model.read_params(str(weights))
+    _export(job, sym.load(prefix + _SYMBOL), arguments, auxiliary)
 
 
 def _export(job: Job, symbol: Symbol, arguments: Arrays, auxiliary: Arrays, same_lengths: bool = False) -> None:
     """Write an ONNX file; variable lengths of the same axis of all inputs are one if ``same_lengths`` is set."""
-    inputs = load(symbol, job.shape, job.dtype, {**arguments, **auxiliary}).inputs  # checks the shapes
+    source = load(symbol, job.shape, job.dtype, {**arguments, **auxiliary})  # checks the shapes
+    symbol, inputs = symbol if source.symbol is None else source.symbol, source.inputs
     shapes = [tuple(size or 1 for size in (job.batch, *spec.shape)) for spec in inputs]
     named_sizes = [
         (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,6 +18,10 @@ from flowmx.ndarray import NDArray
 from flowmx.observability.safety import step_counter
 
 BY_UPDATES, BY_BACKWARD = "updates of the weights", "backward passes"
+BY_PREDICTIONS = "batches of predictions"
+
+on_prediction: list[Callable[[], None]] = []
+"""The callbacks after a batch of predictions of a planned model."""
 
 
 class StopProgram(BaseException):
@@ -65,7 +69,7 @@ class Recorder:
         self.slices: dict[str, None] = {}
         self._others = live()
         begin = mark(machine)
-        self._marks = {BY_UPDATES: [begin], BY_BACKWARD: [begin]}
+        self._marks = {kind: [begin] for kind in (BY_UPDATES, BY_BACKWARD, BY_PREDICTIONS)}
         self._first: Any = None  # the device whose backward passes are counted
         for device in machine.devices.values():
             self._follow(device)
@@ -82,6 +86,7 @@ class Recorder:
         step_counter.observers.append(self._on_step)
         autograd.before_backward.append(self._on_backward)
         observers.append(self._on_compiled)
+        on_prediction.append(self._on_prediction)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -90,10 +95,11 @@ class Recorder:
         step_counter.observers.remove(self._on_step)
         autograd.before_backward.remove(self._on_backward)
         observers.remove(self._on_compiled)
+        on_prediction.remove(self._on_prediction)
 
     def marks(self) -> tuple[str, list[Mark]]:
         """Return the kind of event that counts as a step, and its marks: the start, then the ends of steps."""
-        kind = BY_UPDATES if len(self._marks[BY_UPDATES]) > 1 else BY_BACKWARD
+        kind = next((kind for kind, marks in self._marks.items() if len(marks) > 1), BY_BACKWARD)
         return kind, self._marks[kind]
 
     # -- notifications ---------------------------------------------------------------------------------
@@ -111,6 +117,10 @@ class Recorder:
         self._first = self._first or device
         if device is self._first:
             self._end_of_step(BY_BACKWARD)
+
+    def _on_prediction(self) -> None:
+        """Record a batch of predictions."""
+        self._end_of_step(BY_PREDICTIONS)
 
     def _end_of_step(self, kind: str) -> None:
         self._marks[kind].append(mark(self._machine))
