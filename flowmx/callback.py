@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flowmx import model
+from flowmx.keywords import ChecksKeywords
 from flowmx.progress import Line, is_live
 
 __all__ = [
@@ -89,7 +90,7 @@ def log_train_metric(period: int, auto_reset: bool = False) -> Callable[[Any], N
     return callback
 
 
-class Speedometer:
+class Speedometer(ChecksKeywords):
     """A ``batch_end_callback`` that logs the training speed and the metric.
 
     Args:

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from flowmx import settings
 from flowmx.errors import ArgumentError, MXNetError
-from flowmx.process_hooks import ensure_installed
+from flowmx.process_hooks import fold_uncaught
 from flowmx.progress import Bar, is_live
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def fetch(
             except (OSError, MXNetError) as error:  # requests' exceptions are OSErrors
                 if not remaining or _is_final(error):
                     part.close_unfinished()
-                    ensure_installed()  # an uncaught error is then shown without flowmx's frames
+                    fold_uncaught()
                     raise _download_error(error, url, target) from None  # the chain of causes has 80 lines
                 time.sleep(_FIRST_PAUSE * 2 ** (attempts - 1 - remaining))
         part.replace(target)

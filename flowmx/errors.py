@@ -8,9 +8,18 @@ from functools import cache
 from types import TracebackType
 from typing import Any
 
+from flowmx.late_binding import late
+
 
 class MXNetError(RuntimeError):
-    """Base class of flowmx's errors, with MXNet's name, so that existing ``except`` clauses work."""
+    """Base class of flowmx's errors, with MXNet's name, so that existing ``except`` clauses work.
+
+    If it is not handled, it is shown without flowmx's frames (:func:`flowmx.process_hooks.fold_uncaught`).
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        late("process_hooks").fold_uncaught()
 
 
 class ShapeError(MXNetError, ValueError):
@@ -196,6 +205,7 @@ def as_mxnet_error(error: Exception) -> Exception:
         converted = _rebuild(kind, *_parts(kind, error))
     except Exception:  # constructors of user classes may raise anything
         return error
+    late("process_hooks").fold_uncaught()
     _copy_context(converted, error)
     return converted.with_traceback(error.__traceback__)
 

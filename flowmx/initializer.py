@@ -25,6 +25,7 @@ from flowmx import ndarray as nd
 from flowmx import random
 from flowmx.devices import cpu
 from flowmx.devices import get as device_of
+from flowmx.keywords import ChecksKeywords
 from flowmx.ndarray import NDArray
 from flowmx.ndarray.core import push_on
 from flowmx.ndarray.files import load_named
@@ -62,7 +63,7 @@ class InitDesc(str):
         return desc
 
 
-class Initializer:
+class Initializer(ChecksKeywords):
     """Base class of initializers; a subclass implements ``_init_weight(name, array)``.
 
     Args:

@@ -25,6 +25,8 @@ TARGETS = frozenset(
         "numpy.symbols",
         "optimizer.footprint",
         "visualization.notebook",
+        # Errors install the hooks, which depend on the settings and their errors.
+        "process_hooks",
         # Progress bars wait for the arrays that they show.
         "engine",
         "engine.loops",

@@ -37,10 +37,11 @@ def missing(module: ModuleType, name: str, others: Mapping[str, str] | None = No
     text = f"module {module.__name__!r} has no attribute {name!r}"
     if name.startswith("_"):  # Python itself looks up many private names; they need no suggestion
         return AttributeError(text)
-    equivalent = advice(MODULES.get(module.__name__, {}), name)
-    if equivalent:
-        return AttributeError(f"{text}{equivalent}")
-    return AttributeError(f"{text}{did_you_mean(name, [other for other in dir(module) if other[0] != '_'], others)}")
+    hint = advice(MODULES.get(module.__name__, {}), name)
+    hint = hint or did_you_mean(name, [other for other in dir(module) if other[0] != "_"], others)
+    if hint:
+        return AttributeError(f"{text}{hint}", name=name)  # Python adds no suggestion to an error without an object
+    return AttributeError(text, name=name, obj=module)
 
 
 def lazy_attributes(

@@ -25,6 +25,7 @@ from flowmx import ndarray as nd
 from flowmx.autograd import pause
 from flowmx.executor import Executor
 from flowmx.gluon.base_block import Block
+from flowmx.keywords import ChecksKeywords
 from flowmx.ndarray import NDArray
 from flowmx.overrides import is_replaced
 
@@ -45,7 +46,7 @@ def rms(x: NDArray) -> NDArray:
     return nd.norm(x.astype("float32", copy=False)) / math.sqrt(max(1, x.size))
 
 
-class Monitor:
+class Monitor(ChecksKeywords):
     """Statistics of outputs, weights and gradients, every ``interval`` batches.
 
     Observed batches are computed operator by operator, without fusion or memory sharing; other batches are not

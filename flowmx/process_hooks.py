@@ -16,13 +16,17 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from flowmx import tracebacks
+
 __all__ = [
     "at_exit",
     "at_fork",
     "at_install",
+    "ensure_installed",
+    "fold_uncaught",
     "install",
     "is_installed",
-    "previous_excepthook",
+    "show_folded",
     "show_uncaught",
     "uninstall",
 ]
@@ -42,12 +46,13 @@ _exit_functions: list[Callable[[], object]] = []
 _fork_hooks: list[_ForkHooks] = []
 _install_functions: list[Callable[[], object]] = []
 _uninstall_functions: list[Callable[[], object]] = []
-_excepthook: _ExceptHook | None = None
 _previous_excepthook: _ExceptHook = sys.excepthook
 _lock = threading.Lock()
 _installed = False
 _is_uninstalled = False
 _are_forks_hooked = False
+_is_shown = False
+"""True if :func:`fold_uncaught` has set ``sys.excepthook``."""
 
 
 class _Local(threading.local):
@@ -95,9 +100,13 @@ def show_uncaught(hook: _ExceptHook) -> None:
     _excepthook = hook
 
 
-def previous_excepthook() -> _ExceptHook:
-    """Return the ``sys.excepthook`` that the hooks replaced."""
-    return _previous_excepthook
+def show_folded(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Show an uncaught exception without flowmx's frames, or call the hook that the program has set."""
+    is_default = _previous_excepthook is sys.__excepthook__
+    (tracebacks.show if is_default else _previous_excepthook)(kind, error, trace)
+
+
+_excepthook: _ExceptHook = show_folded
 
 
 def is_installed() -> bool:
@@ -109,6 +118,18 @@ def ensure_installed() -> None:
     """Install the hooks, unless the program has uninstalled them."""
     if not (_installed or _is_uninstalled):
         install()
+
+
+def fold_uncaught() -> None:
+    """Show uncaught exceptions without flowmx's frames from now on, unless the program has uninstalled the hooks.
+
+    Errors call this when they are raised, since the other hooks are installed only at the first operation.
+    """
+    global _is_shown, _previous_excepthook
+    if not (_is_shown or _is_uninstalled):
+        _is_shown = True
+        if sys.excepthook is not _show:
+            _previous_excepthook, sys.excepthook = sys.excepthook, _show
 
 
 def install() -> None:
@@ -134,15 +155,15 @@ def uninstall() -> None:
     A ``sys.excepthook`` that the program has set since then is not changed. Without the hooks, operations that are
     pending at exit, or in the parent of a fork, are lost.
     """
-    global _installed, _is_uninstalled
+    global _installed, _is_uninstalled, _is_shown
     with _lock:
-        _is_uninstalled = True
+        _is_uninstalled, _is_shown = True, False
+        if sys.excepthook is _show:
+            sys.excepthook = _previous_excepthook
         if not _installed:
             return
         _installed = False
         atexit.unregister(_run_exit_functions)
-        if sys.excepthook is _show:
-            sys.excepthook = _previous_excepthook
     for undo in _uninstall_functions:
         undo()
 
@@ -154,8 +175,7 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
         return
     _local.is_showing = True
     try:
-        hook = _excepthook if _installed else None
-        (hook or _previous_excepthook)(kind, error, trace)
+        (_previous_excepthook if _is_uninstalled else _excepthook)(kind, error, trace)
     finally:
         _local.is_showing = False
 

@@ -22,8 +22,11 @@ from types import TracebackType
 from typing import Any, Generic, TextIO, TypeAlias, TypeVar
 
 from flowmx.late_binding import late
+from flowmx.lazy import lazy_attributes
 
 __all__ = ["Bar", "Line", "Track", "is_live", "track"]
+
+__getattr__, __dir__ = lazy_attributes(__name__)
 
 Item = TypeVar("Item")
 Items: TypeAlias = Iterable[Item] | AsyncIterable[Item]

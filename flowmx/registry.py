@@ -11,6 +11,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from flowmx.errors import ArgumentError
 from flowmx.foreign_names import MODULES, advice
+from flowmx.keywords import ChecksKeywords
 from flowmx.suggestions import did_you_mean
 
 T = TypeVar("T")
@@ -151,13 +152,13 @@ def get_create_func(base_class: type[T], nickname: str) -> Callable[..., T]:
     return _registry_of(base_class, nickname).create
 
 
-class RecordsArguments:
+class RecordsArguments(ChecksKeywords):
     """Records the constructor arguments of an instance, so that it can be serialized as name and arguments."""
 
     init_arguments: dict[str, Any]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        self = super().__new__(cls)
+        self = super().__new__(cls, *args, **kwargs)
         self.init_arguments = _named_arguments(cls, args, kwargs)
         return self
 

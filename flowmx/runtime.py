@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from flowmx.devices import num_gpus
+from flowmx.lazy import lazy_attributes
 
 __all__ = ["Feature", "Features", "feature_list"]
+
+__getattr__, __dir__ = lazy_attributes(__name__)
 
 
 class Feature(NamedTuple):

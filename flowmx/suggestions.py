@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
-__all__ = ["EQUIVALENTS", "did_you_mean", "nearest", "refuse_unknown"]
+__all__ = ["EQUIVALENTS", "did_you_mean", "nearest"]
 
 EQUIVALENTS = {
     "avgpool2d": "Pooling",
@@ -60,29 +59,3 @@ def did_you_mean(name: str, names: Iterable[str], equivalents: Mapping[str, str]
     """Return the end of a message, ``"; did you mean 'sgd'?"``, or "" if no name is similar; see :func:`nearest`."""
     suggestion = nearest(name, names, equivalents)
     return f"; did you mean {suggestion!r}?" if suggestion is not None else ""
-
-
-def refuse_unknown(cls: type[object], names: Iterable[str]) -> None:
-    """Raise TypeError for unknown keyword arguments of a class.
-
-    Args:
-        cls: the class.
-        names: the names of the unknown arguments.
-    """
-    for name in names:
-        expected = _keywords(base.__dict__.get("__init__") for base in cls.__mro__)
-        hint = did_you_mean(name, expected, {"lr": "learning_rate"})
-        raise TypeError(f"{cls.__name__} has no argument {name!r}, expected some of {', '.join(expected)}{hint}")
-
-
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-
-def _keywords(functions: Iterable[Callable[..., object] | None]) -> list[str]:
-    """Return the argument names of methods, except ``self`` and variadic arguments."""
-    names: dict[str, None] = {}
-    for function in functions:
-        if inspect.isfunction(function):
-            _, *parameters = inspect.signature(function).parameters.values()
-            names.update(dict.fromkeys(parameter.name for parameter in parameters if parameter.kind in _NAMED))
-    return list(names)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from flowmx import settings
-from flowmx.foreign_names import argument_advice
+from flowmx.foreign_names import call_advice
 
 __all__ = ["fold_in_ipython", "format_folded", "show"]
 
@@ -51,17 +51,14 @@ def format_folded(error: BaseException, trace: TracebackType | None = None) -> s
 
 def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print an exception to stderr; a ``sys.excepthook``."""
-    _add_advice(error, trace)
+    _add_advice(error)
     sys.stderr.write(format_folded(error, trace))
     sys.stderr.flush()
 
 
-def _add_advice(error: BaseException, trace: TracebackType | None) -> None:
-    """Add a note to a TypeError of a call with the arguments of another library."""
-    if not isinstance(error, TypeError) or trace is None:
-        return
-    frames = [frame for frame in traceback.extract_tb(trace) if not _is_library(frame.filename)]
-    advice = argument_advice(str(error), frames[-1].line or "") if frames else ""
+def _add_advice(error: BaseException) -> None:
+    """Add a note to a TypeError of a function call with an argument of another library."""
+    advice = call_advice(str(error)) if isinstance(error, TypeError) else ""
     if advice and not any(advice in note for note in getattr(error, "__notes__", ())):
         error.add_note(f"flowmx: {advice}")
 

@@ -20,6 +20,7 @@ from flowmx.amp.overflow_checks import AmpWarning, Overflow, OverflowWarning, Un
 from flowmx.amp.policy import Policy, parse_low_dtype
 from flowmx.amp.scaler import LossScaler
 from flowmx.amp.training import deinit, init, init_trainer, scale_loss, unscale
+from flowmx.lazy import lazy_attributes
 from flowmx.ops.registry.traits import Precision
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "list_loss_output_functions", "list_lp16_fp32_ops", "list_lp16_ops", "list_lp16_use_fp32_params",
     "list_widest_type_cast", "scale_loss", "unscale",
 ]  # fmt: skip
+
+__getattr__, __dir__ = lazy_attributes(__name__)
 
 
 def list_lp16_ops(target_dtype: object) -> list[str]:

@@ -9,5 +9,8 @@ from flowmx.checkpoint.ambient import scope, using
 from flowmx.checkpoint.content import Checkpoint, CheckpointError, Place
 from flowmx.checkpoint.folder import Checkpoints
 from flowmx.checkpoint.run import Run
+from flowmx.lazy import lazy_attributes
 
 __all__ = ["Checkpoint", "CheckpointError", "Checkpoints", "Place", "Run", "scope", "using"]
+
+__getattr__, __dir__ = lazy_attributes(__name__)

@@ -13,13 +13,14 @@ from flowmx.checkpoint import attributes, generators, optimizers, parameters
 from flowmx.checkpoint.content import Checkpoint, CheckpointError, Place
 from flowmx.checkpoint.folder import Checkpoints
 from flowmx.checkpoint.meeting import Meeting, result_of, skip
+from flowmx.keywords import ChecksKeywords
 from flowmx.renaming import renamed
 
 _AVERAGE = "average "
 """Begins the names of averages in a checkpoint."""
 
 
-class Run:
+class Run(ChecksKeywords):
     """The checkpoints of a training loop, which resumes where it was killed, with bit-identical results.
 
     Create it last, after the same objects in the same order each time. If a loop has several runs, as for a GAN, create

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NoReturn
 
-from flowmx.foreign_names.arguments import argument_advice
+from flowmx.foreign_names.arguments import argument_advice, call_advice
 from flowmx.foreign_names.metrics import METRIC_OBJECTS
 from flowmx.foreign_names.modules import MODULES
 from flowmx.foreign_names.objects import ARRAYS, BLOCKS, MODULE_OBJECTS, PARAMETERS, TRAINERS
 
 __all__ = [
     "ARRAYS", "BLOCKS", "METRIC_OBJECTS", "MODULES", "MODULE_OBJECTS", "PARAMETERS", "TRAINERS", "advice",
-    "argument_advice", "raise_missing",
+    "argument_advice", "call_advice", "raise_missing",
 ]  # fmt: skip
 
 

@@ -131,7 +131,8 @@ _FLOWMX: Mapping[str, str] = {
     "set_default_dtype": "dtype= of the calls, or net.cast('float16')",
     "set_grad_enabled": "mx.autograd.set_recording", "set_num_threads": "FLOWMX_CPU_KERNEL_NTHREADS",
     "sparse": "mx.nd.sparse", "stop_gradient": "mx.nd.stop_gradient(x), or x.detach()", "summary": "net.summary(x)",
-    "tf": "mx.nd", "train": "mx.gluon.Trainer", "transforms": "mx.gluon.data.vision.transforms",
+    "text": "mx.generation, or mx.contrib.text for vocabularies", "tf": "mx.nd",
+    "train": "mx.gluon.Trainer", "transforms": "mx.gluon.data.vision.transforms",
     "utils": "mx.gluon.utils", "value_and_grad": "mx.autograd.record() and loss.backward()",
     "variable": "mx.nd.array(values), and x.attach_grad()", "vmap": "batched operators, such as mx.nd.batch_dot",
 }  # fmt: skip
@@ -156,12 +157,36 @@ _TRANSFORMS: Mapping[str, str] = {
     "Scale": "Resize(size)", "ToPILImage": "PIL.Image.fromarray(x.asnumpy())", "TrivialAugmentWide": "RandAugment()",
 }  # fmt: skip
 
+_GENERATE = "mx.generation.load(file), then await generator(prompt)"
+_CALLBACKS = {
+    "EarlyStopping": f"{_ESTIMATORS}.EarlyStoppingHandler(monitor, patience=3), with an Estimator",
+    "LearningRateScheduler": "mx.lr_scheduler",
+    "ModelCheckpoint": "mx.callback.do_checkpoint(prefix)",
+    "ReduceLROnPlateau": "mx.lr_scheduler.ReduceLROnPlateau()",
+    "TensorBoard": "mx.contrib.tensorboard.LogMetricsCallback",
+}
+
 MODULES: Mapping[str, Mapping[str, str]] = {
     "flowmx": _FLOWMX,
+    "flowmx.amp": {
+        "GradScaler": "mx.amp.init_trainer(trainer), and mx.amp.scale_loss(loss, trainer)",
+        "autocast": "mx.amp.init()",
+    },
     "flowmx.autograd": {
+        "set_detect_anomaly": "mx.anomaly.stop_at_nan()",
         "GradientTape": ENABLE_GRAD, "Variable": "mx.nd.array(values), and x.attach_grad()", "enable_grad": ENABLE_GRAD,
         "gradcheck": "mx.test_utils.check_numeric_gradient", "inference_mode": NO_GRAD, "no_grad": NO_GRAD,
         "set_grad_enabled": "mx.autograd.set_recording", "stop_gradient": "mx.nd.stop_gradient(x), or x.detach()",
+    },
+    "flowmx.callback": _CALLBACKS,
+    "flowmx.checkpoint": {
+        "load": "mx.checkpoint.Run(net, trainer, folder), or net.load_parameters(file) for parameters",
+        "save": "mx.checkpoint.Run(net, trainer, folder), or net.save_parameters(file) for parameters",
+    },
+    "flowmx.generation": {
+        "AutoModelForCausalLM": "mx.generation.load(file)", "AutoTokenizer": "mx.generation.load(file).tokenizer",
+        "LLM": _GENERATE, "SamplingParams": "the arguments of generator(prompt, temperature=0.7, ...)",
+        "from_pretrained": "mx.generation.load(file)", "generate": _GENERATE, "pipeline": _GENERATE,
     },
     "flowmx.gluon": _GLUON,
     "flowmx.gluon.data": {
@@ -187,7 +212,12 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     },
     "flowmx.gluon.nn": _LAYERS,
     "flowmx.initializer": {
-        "GlorotUniform": "Xavier()", "HeNormal": "MSRAPrelu()", "RandomNormal": "Normal(sigma)",
+        "GlorotNormal": "Xavier(rnd_type='gaussian')", "GlorotUniform": "Xavier()", "HeNormal": "MSRAPrelu()",
+        "HeUniform": "Xavier(factor_type='in', magnitude=6)", "Kaiming": "MSRAPrelu()",
+        "KaimingNormal": "MSRAPrelu()", "KaimingUniform": "Xavier(factor_type='in', magnitude=6)",
+        "RandomUniform": "Uniform(scale)", "TruncatedNormal": "Normal(sigma)",
+        "XavierNormal": "Xavier(rnd_type='gaussian')",
+        "XavierUniform": "Xavier()", "Zeros": "Zero()", "RandomNormal": "Normal(sigma)",
         "constant_": "Constant(value)", "kaiming_normal_": "MSRAPrelu()", "kaiming_uniform_": "Xavier(magnitude=2)",
         "normal_": "Normal(sigma)", "ones_": "One()", "trunc_normal_": "Normal(sigma)", "uniform_": "Uniform(scale)",
         "xavier_normal_": "Xavier(rnd_type='gaussian')", "xavier_uniform_": "Xavier()", "zeros_": "Zero()",
@@ -204,14 +234,31 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     },
     "flowmx.metric": METRICS,
     "flowmx.ndarray": _FUNCTIONS,
+    "flowmx.onnx": {
+        "export": "mx.onnx.export_model(net, file, in_shapes=[shape])",
+        "load": "mx.onnx.import_to_gluon(file), or import_model(file) for the symbol and parameters",
+        "load_model": "mx.onnx.import_to_gluon(file), or import_model(file) for the symbol and parameters",
+    },
     "flowmx.optimizer": {
         "Adadelta": "AdaDelta()", "Adagrad": "AdaGrad()", "Momentum": "SGD(momentum=0.9)", "NAdam": "Nadam()",
         "Nesterov": "NAG()", "RMSprop": "RMSProp()", "SparseAdam": "Adam(lazy_update=True)",
+    },
+    "flowmx.progress": {
+        "Progbar": "mx.progress.track(iterable)", "tqdm": "mx.progress.track(iterable)",
+        "trange": "mx.progress.track(range(n))",
     },
     "flowmx.random": {
         "get_rng_state": "mx.checkpoint, which saves the state of the random numbers",
         "manual_seed": "mx.random.seed(seed)",
         "PRNGKey": "mx.random.seed(seed)", "rand": "mx.random.uniform(shape=shape)", "set_seed": "mx.random.seed(seed)",
     },
+    "flowmx.serve": {
+        "FastAPI": "mx.serve.asgi(predictor), which FastAPI mounts; or await predictor(x) in its routes",
+        "Generator": "mx.generation.Generator", "Model": "mx.serve.Predictor(model, shape)",
+        "Server": "mx.serve.run(predictor), or flowmx serve", "create_app": "mx.serve.app(predictor)",
+        "load": "mx.serve.Predictor(path, shape)", "serve": "mx.serve.run(predictor), or flowmx serve",
+        "start": "mx.serve.run(predictor), or flowmx serve",
+    },
+    "flowmx.visualization": {"plot_model": "mx.viz.plot_network(symbol)", "summary": "net.summary(x)"},
 }  # fmt: skip
 """By module, then by its attribute."""

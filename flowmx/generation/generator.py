@@ -30,6 +30,7 @@ from flowmx.generation.step_batch import StepBatch
 from flowmx.generation.step_forms import StepForms
 from flowmx.generation.stopping import StopStrings
 from flowmx.gluon.lora.weights import AdapterWeights
+from flowmx.keywords import ChecksKeywords
 from flowmx.ndarray import NDArray
 
 __all__ = ["Decoder", "Generator"]
@@ -77,7 +78,7 @@ class Template(Protocol):
         """Return the prompt of a chat."""
 
 
-class Generator:
+class Generator(ChecksKeywords):
     """A language model that generates text for many requests at once.
 
     The requests share steps: each step computes the next token of every running request, and a part of the prompts of

@@ -19,6 +19,7 @@ from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.lora.table import masked
 from flowmx.gluon.lora.weights import AdapterWeights, read
 from flowmx.gluon.nn.paged import PagedCache
+from flowmx.keywords import ChecksKeywords
 from flowmx.ndarray import NDArray
 from flowmx.ops.nn.paged_attention import cache_shape
 from flowmx.ops.registry.dtypes import DTypeLike, as_dtype, name_of
@@ -75,7 +76,7 @@ class _AdaptedStep(_Step):
             return net.predict(F, F.take(features, rows))
 
 
-class PagedDecoder:
+class PagedDecoder(ChecksKeywords):
     """A network and the cache of its sequences.
 
     The network is hybridized. Its parameters may change between two steps: a step reads them, and the engine orders

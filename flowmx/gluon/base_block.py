@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, overload
 
 from flowmx import ndarray as nd
+from flowmx import process_hooks
 from flowmx.engine import layer_scope, origin
 from flowmx.errors import ArgumentError, ArgumentKindError
 from flowmx.foreign_names import BLOCKS, raise_missing
@@ -18,10 +19,10 @@ from flowmx.gluon.parameter import Contexts, Parameter
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.gluon.scope import Scope, name_block
 from flowmx.gluon.utils import HookHandle, Hooks, brief_list, indent
+from flowmx.keywords import ChecksKeywords, refuse_unknown
 from flowmx.ndarray.files import load_named
 from flowmx.ops.registry.tensors import Tensor
 from flowmx.semantics import semantics
-from flowmx.suggestions import refuse_unknown
 from flowmx.symbol import Symbol
 
 __all__ = ["Block", "check_child"]
@@ -43,7 +44,7 @@ _INIT_ATTRIBUTES = {"_children", "_forward_hooks", "_forward_pre_hooks", "_param
 """The attributes that ``Block.__init__`` sets."""
 
 
-class Block:
+class Block(ChecksKeywords):
     """A layer or a model, computed by :meth:`forward`. Blocks that are assigned as attributes belong to it.
 
     Its own parameters are those that ``self.params.get(name, ...)`` creates. A ``Parameter`` that is created otherwise
@@ -71,6 +72,7 @@ class Block:
     """Whether the block is hybridized."""
 
     def __init__(self, prefix: str | None = None, params: ParameterDict | None = None, **unknown: Any) -> None:
+        process_hooks.fold_uncaught()
         refuse_unknown(type(self), unknown)
         if prefix is not None and not isinstance(prefix, str):
             raise TypeError(

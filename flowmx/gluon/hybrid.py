@@ -301,12 +301,18 @@ class HybridBlock(Block):
         if context is not current_context():
             with context:
                 return self._compute(context, args)
-        try:
-            params = {key: param.data(context) for key, param in self._reg_params.items()}
-        except DeferredInitializationError:
+        params = self._data(context)
+        if params is None:
             self._finish_params(self._params.values(), None, args)
             params = {key: param.data(context) for key, param in self._reg_params.items()}
         return self.hybrid_forward(nd, *args, **params)
+
+    def _data(self, context: Context) -> dict[str, NDArray] | None:
+        """Return the block's parameters, or None if they are not initialized before the first call."""
+        try:
+            return {key: param.data(context) for key, param in self._reg_params.items()}
+        except DeferredInitializationError:
+            return None
 
     def _compose(self, args: Sequence[Any]) -> Any:
         is_np = any(leaf.__class__ is not Symbol for leaf in _leaves(args) if leaf is not None)
@@ -444,6 +450,8 @@ class HybridBlock(Block):
             variables = [variable.as_np_ndarray() for variable in variables]
         with _composition_lock:
             result = self._compose(regroup(variables, form))
+        if result is None:
+            raise TypeError(f"{type(self).__name__} {self.name!r}: hybrid_forward returned None: return its outputs")
         outputs, out_form = flatten(
             result, Symbol, f"{type(self).__name__} {self.name!r}: outputs of hybrid_forward", optional=True
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any
 
@@ -143,6 +144,9 @@ class ParameterDict:
             force_reinit: initialize again parameters that are already initialized.
         """
         init = initializer.Uniform() if init is None else initializer.create(init) if isinstance(init, str) else init
+        if isinstance(init, (Context, type)):
+            advice = f"pass ctx={init!r}" if isinstance(init, Context) else f"pass an object of it: {init.__name__}()"
+            warnings.warn(f"initialize: init is {init!r}, expected an initializer: {advice}", stacklevel=3)
         if verbose and isinstance(init, initializer.Initializer):
             init.set_verbosity(verbose=verbose)
         for param in self.values():

@@ -13,12 +13,13 @@ from flowmx import ndarray as nd
 from flowmx import optimizer as opt
 from flowmx.checkpoint.content import Blob
 from flowmx.devices import Context
-from flowmx.errors import StateError
+from flowmx.errors import ArgumentTypeError, StateError
 from flowmx.foreign_names import TRAINERS, raise_missing
 from flowmx.gluon import gradients
 from flowmx.gluon.parameter import Parameter
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.gluon.parameter_lists import as_list, have_builtin_lists
+from flowmx.keywords import ChecksKeywords
 from flowmx.kvstore import KVStoreBase, compression
 from flowmx.kvstore.choice import check_updates, is_distributed, is_updated_by_store, select_store
 from flowmx.ndarray import NDArray, core
@@ -31,7 +32,7 @@ from flowmx.serialization.suffixes import check_states_suffix
 __all__ = ["Trainer"]
 
 
-class Trainer:
+class Trainer(ChecksKeywords):
     """Updates parameters by their gradients.
 
     Devices without a backward pass since the last step, because the batch was too small, are excluded from the sums;
@@ -102,7 +103,7 @@ class Trainer:
         self._max_grad_norm = max_grad_norm
         self.grad_norm: NDArray | None = None
         update_on_kvstore = update_on_kvstore if max_grad_norm is None else False
-        self._init_optimizer(optimizer, dict(optimizer_params or {}))
+        self._init_optimizer(optimizer, _as_options(optimizer_params))
         self._scale = self._optimizer.rescale_grad
         self._kvstore_argument, self._compression_params = kvstore, compression_params
         self._kvstore = self._create_store()
@@ -203,6 +204,7 @@ class Trainer:
         Raises:
             UserWarning: no backward pass has reached a parameter, and ``ignore_stale_grad`` is False (as in MXNet).
         """
+        _check_batch_size(batch_size)
         with self._hold_params(ignore_stale_grad):
             self._step_now(ignore_stale_grad, self._accumulation.add(batch_size))
 
@@ -219,6 +221,7 @@ class Trainer:
 
     async def step_async(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Run :meth:`step`, awaiting the gradients if mixed precision checks them."""
+        _check_batch_size(batch_size)
         with self._hold_params(ignore_stale_grad) as params:
             total = self._accumulation.add(batch_size)
         await self._step_now_async(ignore_stale_grad, total, params)
@@ -677,3 +680,17 @@ class Trainer:
 
 
 _row_sparse_pull = Trainer._row_sparse_pull
+
+
+def _as_options(optimizer_params: object) -> dict[str, Any]:
+    try:
+        return dict(optimizer_params or {})  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        raise ArgumentTypeError(
+            f"Trainer: optimizer_params is {optimizer_params!r}, expected a dict such as {{'learning_rate': 0.1}}"
+        ) from None
+
+
+def _check_batch_size(batch_size: float) -> None:
+    if not batch_size:
+        raise ValueError(f"step: batch_size is {batch_size!r}, expected the number of samples of the batch")

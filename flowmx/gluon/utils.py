@@ -85,6 +85,8 @@ def clip_global_norm(arrays: Sequence[NDArray], max_norm: float, check_isfinite:
     Raises:
         ValueError: there are no arrays.
     """
+    if isinstance(arrays, NDArray):
+        raise TypeError("clip_global_norm: arrays is an NDArray, expected a list of arrays: write [array]")
     if not arrays:
         raise ArgumentError("clip_global_norm: arrays is empty, expected at least one array")
     context = arrays[0].context

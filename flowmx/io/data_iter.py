@@ -9,6 +9,7 @@ import numpy as np
 
 from flowmx.data.pending_batches import ThreadedIterator
 from flowmx.io.async_prefetch import get_async_prefetch
+from flowmx.keywords import ChecksKeywords
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.operators import Shape
 
@@ -99,7 +100,7 @@ class DataBatch:
         return f"{type(self).__name__}: data shapes: {data} label shapes: {label}"
 
 
-class DataIter:
+class DataIter(ChecksKeywords):
     """Base class of iterators.
 
     A subclass implements :meth:`iter_next` and the methods named ``get...``, or only :meth:`next` or ``__iter__``, and

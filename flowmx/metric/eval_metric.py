@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
 import numpy
 
 from flowmx.foreign_names import METRIC_OBJECTS, raise_missing
+from flowmx.keywords import ChecksKeywords
 from flowmx.metric.values import NoNumber
 from flowmx.ndarray import NDArray
 from flowmx.registry import Registry
@@ -49,7 +50,7 @@ def host(array: Any) -> Host:
     return values
 
 
-class EvalMetric(NoNumber):
+class EvalMetric(ChecksKeywords, NoNumber):
     """Base class of metrics.
 
     A subclass implements :meth:`measure` for one pair of arrays. A subclass that overrides :meth:`update`, as in

@@ -17,6 +17,7 @@ from flowmx.data.pending_batches import Failure, PendingBatch, PendingIterator, 
 from flowmx.engine.loops import blocks_in_ordinary_code
 from flowmx.errors import StateError
 from flowmx.io import DataBatch
+from flowmx.keywords import ChecksKeywords
 from flowmx.model import BatchEndParam
 from flowmx.ndarray import NDArray
 
@@ -45,7 +46,7 @@ def merges_devices(method: Callable[..., Any]) -> _OfDevicesMethod:
     return cast("_OfDevicesMethod", method)
 
 
-class Loops:
+class Loops(ChecksKeywords):
     """The loops over a module's batches that do not train; ``fit`` is in :mod:`.fitting`."""
 
     binded: bool

@@ -86,12 +86,12 @@ class Calls:
         whole = tuple(key)
         try:
             bound = self._bound.get(whole)
-        except TypeError:  # unhashable: an argument contains a list
-            return call(self._cls, args, kwargs, 5)
-        if bound is None:
-            bound = self._bind(args, kwargs, whole)
             if bound is None:
-                return call(self._cls, args, kwargs, 5)
+                bound = self._bind(args, kwargs, whole)
+        except TypeError:  # unhashable: an argument contains a list
+            bound = None
+        if bound is None:
+            return call(self._cls, args, kwargs, 5)
         op, order, fast = bound
         if fast is not None:
             return fast(*arrays)

@@ -13,6 +13,7 @@ import numpy as np
 from flowmx import ndarray as nd
 from flowmx.engine.origin import warn_user
 from flowmx.errors import MXNetError
+from flowmx.keywords import refuse_unknown
 from flowmx.lr_scheduler import LRScheduler
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.dtypes import is_floating, name_of
@@ -20,7 +21,6 @@ from flowmx.optimizer import plain_data
 from flowmx.overrides import is_replaced
 from flowmx.registry import RecordsArguments, Registry
 from flowmx.semantics import semantics
-from flowmx.suggestions import refuse_unknown
 
 Index: TypeAlias = int | str
 State: TypeAlias = Any

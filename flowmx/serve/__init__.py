@@ -8,6 +8,7 @@ Example:
 serve`` serves the models of a folder. ``docs/serving.md`` is the user guide.
 """
 
+from flowmx.lazy import lazy_attributes
 from flowmx.serve.access import Access
 from flowmx.serve.aiohttp_app import app, run
 from flowmx.serve.asgi_app import asgi
@@ -24,3 +25,5 @@ __all__ = [
     "Access", "Budget", "Handler", "Input", "InvalidInput", "Overloaded", "Predictor", "Repository", "Session",
     "SessionClosed", "State", "Unavailable", "app", "asgi", "run",
 ]  # fmt: skip
+
+__getattr__, __dir__ = lazy_attributes(__name__)

@@ -21,6 +21,7 @@ from flowmx.comm.metrics import Metrics
 from flowmx.comm.offload import LARGE, offload
 from flowmx.devices import Context, cpu
 from flowmx.event_loops import running_loop
+from flowmx.keywords import ChecksKeywords
 from flowmx.renaming import warn_renamed
 from flowmx.serve import flight_report
 from flowmx.serve import metrics as serve_metrics
@@ -51,7 +52,7 @@ _HANDLER_QUEUE = 100
 """Default number of queued requests of a handler, as in Multi Model Server."""
 
 
-class Predictor:
+class Predictor(ChecksKeywords):
     """A model whose predictions are awaited by any number of tasks on any event loop, and computed in shared batches.
 
     Args:

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flowmx.keywords import ChecksKeywords
 from flowmx.serve.budget import Budget
 from flowmx.serve.folders import create_predictor
 from flowmx.serve.model_archives import SUFFIX
@@ -42,7 +43,7 @@ class _Loaded(NamedTuple):
     fingerprint: _Fingerprint
 
 
-class Repository:
+class Repository(ChecksKeywords):
     """A folder of models, each with its versions.
 
     ::

@@ -40,7 +40,7 @@ MISTAKES = {
     ),
     "argument of an optimizer": (
         lambda: mx.optimizer.create("sgd", lr=0.1), TypeError,
-        "SGD has no argument 'lr', expected some of .*; did you mean 'learning_rate'",
+        "SGD has no argument 'lr', expected some of .*; lr is learning_rate here",
     ),
     "argument of a layer": (
         lambda: nn.Dense(3, activatio="relu"), TypeError,  # type: ignore[call-arg]

@@ -38,6 +38,7 @@ LAYERS: list[set[str]] = [
         "flowmx.download",
         "flowmx.overrides",
         "flowmx.log",
+        "flowmx.keywords",
         "flowmx.late_binding",
         "flowmx.lazy",
         "flowmx.markup",

@@ -13,12 +13,13 @@ from flowmx.data.records.framing import encode
 from flowmx.data.records.index import read_index
 from flowmx.data.records.reader import CHUNK, Source, Window
 from flowmx.errors import MXNetError, raised_as_mxnet
+from flowmx.keywords import ChecksKeywords
 from flowmx.overrides import is_replaced
 
 _MODES = {"r": False, "w": True}
 
 
-class MXRecordIO:
+class MXRecordIO(ChecksKeywords):
     """A file of records, read or written sequentially.
 
     A pickled file is opened again at its beginning if it was open. After a fork the child continues at the parent's

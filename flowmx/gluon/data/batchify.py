@@ -59,6 +59,8 @@ def _expect_equal(values: Sequence[object], noun: str) -> None:
 
 def _as_array(values: Array) -> NDArray:
     """Make an NDArray from newly allocated memory, without a copy."""
+    if values.dtype == object and any(value is None for value in values.flat):
+        raise ValueError("a sample is None, expected an array or a number: does __getitem__ of the dataset return it?")
     if values.dtype == object or values.dtype.kind in "US":
         raise ValueError(
             f"the samples are neither numbers nor arrays of the same shape (they make an array of {values.dtype}): "

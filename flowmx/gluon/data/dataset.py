@@ -16,6 +16,7 @@ from flowmx.data import rng, tables
 from flowmx.data.sharding import share
 from flowmx.errors import ArgumentError
 from flowmx.gluon.data.sampler import FilterSampler, Sampler, SequentialSampler
+from flowmx.keywords import ChecksKeywords
 from flowmx.ndarray import NDArray
 
 __all__ = ["ArrayDataset", "Dataset", "RecordFileDataset", "SimpleDataset", "random_split"]
@@ -47,7 +48,7 @@ class _Column(Protocol[Sample]):
     def __len__(self) -> int: ...
 
 
-class Dataset(Generic[Sample]):
+class Dataset(ChecksKeywords, Generic[Sample]):
     """Base class of data sets: a subclass implements ``__getitem__`` and ``__len__``.
 
     Lists and arrays, including NumPy's, can be used as data sets. A loader pickles its data set for worker processes.

@@ -8,6 +8,8 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
+import numpy as np
+
 from flowmx.data import rng
 from flowmx.data.batch_order import check_state
 from flowmx.devices import cpu_pinned
@@ -19,6 +21,7 @@ from flowmx.gluon.data.sampler import BatchSampler, RandomSampler, SplitSampler,
 from flowmx.gluon.data.seeds import Seed
 from flowmx.gluon.data.workers import ProcessPool, ThreadPool, WorkerPool
 from flowmx.gluon.data.workers import startup_package as packages
+from flowmx.keywords import ChecksKeywords
 from flowmx.ndarray import NDArray
 from flowmx.semantics import with_semantics
 
@@ -41,7 +44,7 @@ class _Samples(Protocol[Sample_co]):
     def __getitem__(self, idx: int, /) -> Sample_co: ...
 
 
-class DataLoader(Generic[Batch]):
+class DataLoader(ChecksKeywords, Generic[Batch]):
     """Batches of a data set: ``for batch in loader``, or ``async for`` in a coroutine.
 
     The loader starts its worker processes once and keeps them for all epochs; they end with the loader. Leaving a loop
@@ -124,7 +127,9 @@ class DataLoader(Generic[Batch]):
             )  # fmt: skip
         self._batch_sampler = batch_sampler
         self._batchify_fn = batchify_fn or default_batchify_fn
-        self._num_workers = max(0, num_workers)
+        if not isinstance(num_workers, (int, np.integer)):
+            raise TypeError(f"DataLoader: num_workers is {num_workers!r}, expected an int")
+        self._num_workers = max(0, int(num_workers))
         self._pin_memory, self._pin_device_id = pin_memory, pin_device_id
         self._pinned = cpu_pinned(pin_device_id) if pin_memory else None
         self._prefetch = 2 * self._num_workers if prefetch is None else max(0, int(prefetch))

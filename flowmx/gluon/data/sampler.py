@@ -14,6 +14,7 @@ import numpy as np
 from flowmx.data import rng
 from flowmx.data.sharding import share
 from flowmx.errors import ArgumentError
+from flowmx.keywords import ChecksKeywords
 
 __all__ = [
     "BatchSampler", "FilterSampler", "RandomSampler", "Sampler", "SequentialSampler", "SplitSampler",
@@ -28,7 +29,7 @@ _BATCH_COUNTS: dict[str, Callable[[int, int, int], int]] = {
 """The number of batches, by the treatment of an incomplete last batch."""
 
 
-class Sampler:
+class Sampler(ChecksKeywords):
     """Base class of samplers: a subclass implements ``__iter__`` and ``__len__``.
 
     A sampler whose order changes from epoch to epoch also implements :meth:`state` and :meth:`set_state`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Unpack
 
 from flowmx import initializer
@@ -29,6 +30,12 @@ class Activation(Layer):
     """
 
     def __init__(self, activation: str, **kwargs: Unpack[BlockOptions]) -> None:
+        if not isinstance(activation, str):
+            warnings.warn(
+                f"the activation is {activation!r}, expected a name such as 'relu', or None; layers find the number "
+                "of their inputs at the first call: nn.Dense(10), or nn.Dense(10, in_units=64)",
+                stacklevel=3,
+            )
         self._act_type = activation
         super().__init__(**kwargs)
 
@@ -40,6 +47,11 @@ class Activation(Layer):
             raise ParameterError(
                 f"Activation: there is no activation {self._act_type!r}: leave it out, since SoftmaxCrossEntropyLoss "
                 f"applies it, or use gluon.nn.HybridLambda({self._act_type!r})"
+            )
+        if not isinstance(self._act_type, str):
+            raise ParameterError(
+                f"Activation: the activation is {self._act_type!r}, expected 'relu', 'sigmoid', 'tanh', 'softrelu' or "
+                "'softsign': for a function use gluon.nn.HybridLambda"
             )
         if self._act_type in _LAYERS:
             raise ParameterError(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
+from flowmx.errors import ShapeError
 from flowmx.gluon.hybrid import HybridBlock, Layer
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.gluon.scope import BlockOptions
@@ -15,7 +16,23 @@ from flowmx.ops.registry.tensors import Functions, Tensor
 __all__ = ["BatchNorm", "BatchNormReLU", "GroupNorm", "InstanceNorm", "LayerNorm", "RMSNorm"]
 
 
-class BatchNorm(Layer):
+class _NormLayer(Layer):
+    """The base class of layers whose first argument is an axis, where other libraries expect the channels."""
+
+    _kwargs: dict[str, Any]
+
+    def _explain(self, error: Exception, inputs: Sequence[Any]) -> str | None:
+        axis, rank = self._kwargs.get("axis"), getattr(next(iter(inputs), None), "ndim", None)
+        if not isinstance(error, ShapeError) or axis is None or rank is None or -rank <= axis < rank:
+            return None
+        name = type(self).__name__
+        return (
+            f"{name}: axis is {axis}, but the input has shape {inputs[0].shape}: the first argument of {name} is the "
+            f"axis; it finds the number of channels at the first call, or pass in_channels={axis}"
+        )
+
+
+class BatchNorm(_NormLayer):
     """Normalizes over the batch in training, and with running statistics in prediction.
 
     Ioffe and Szegedy, Batch Normalization, ICML 2015.
@@ -42,7 +59,7 @@ class BatchNorm(Layer):
         running_variance_initializer: InitializerLike = "ones", in_channels: int = 0, **kwargs: Unpack[BlockOptions],
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
-        self._kwargs: dict[str, Any] = {
+        self._kwargs = {
             "axis": axis, "eps": epsilon, "momentum": momentum, "fix_gamma": not scale,
             "use_global_stats": use_global_stats,
         }  # fmt: skip
@@ -76,7 +93,7 @@ class BatchNormReLU(BatchNorm):
         return F.contrib.BatchNormWithReLU(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
 
 
-class LayerNorm(Layer):
+class LayerNorm(_NormLayer):
     """Normalizes each sample over one axis (Ba et al., Layer Normalization, 2016).
 
     Args:
@@ -145,7 +162,7 @@ class RMSNorm(Layer):
         return _norm_text(self, self._kwargs)
 
 
-class InstanceNorm(Layer):
+class InstanceNorm(_NormLayer):
     """Normalizes each channel of each sample (Ulyanov et al., Instance Normalization, 2016).
 
     Args:

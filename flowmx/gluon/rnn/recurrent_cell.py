@@ -135,8 +135,18 @@ class RecurrentCell(Block):
 
         def __call__(self, inputs: A, states: Sequence[A], /) -> tuple[A, list[A]]: ...
 
-    def forward(self, inputs: Tensor, states: Any) -> Any:
-        """Compute one step: the output and the next states."""
+    def forward(self, inputs: Tensor, states: Any = None) -> Any:
+        """Compute one step: the output and the next states.
+
+        Raises:
+            TypeError: the states are missing.
+        """
+        if states is None:
+            raise TypeError(
+                f"{type(self).__name__} {self.name!r}: the states are missing: a cell computes one step, output, "
+                "states = cell(x, cell.begin_state(batch_size)); unroll(length, inputs) computes a sequence, and "
+                "mx.serve.Predictor(cell, shape, states=True) serves sessions"
+            )
         self._counter += 1
         return super().forward(inputs, states)
 

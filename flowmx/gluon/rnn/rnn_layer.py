@@ -47,7 +47,11 @@ class _RNNLayer(HybridBlock):
         **kwargs: Unpack[BlockOptions],
     ) -> None:  # fmt: skip
         if layout not in ("TNC", "NTC"):
-            raise ArgumentError(f"{type(self).__name__}: layout is {layout!r}, expected 'TNC' or 'NTC'")
+            name = type(self).__name__
+            raise ArgumentError(
+                f"{name}: layout is {layout!r}, expected 'TNC' or 'NTC'; the arguments are {name}(hidden_size, "
+                "num_layers, ...), and input_size=... is found at the first call"
+            )
         super().__init__(**kwargs)
         self._mode, self._hidden_size, self._num_layers = mode, hidden_size, num_layers
         self._layout, self._dropout, self._input_size, self._dtype = layout, dropout, input_size, dtype
@@ -173,6 +177,11 @@ class _RNNLayer(HybridBlock):
         self, F: Functions, inputs: Tensor, states: Any = None, sequence_length: Tensor | None = None, **params: Any
     ) -> Any:
         initial = self._zero_states(inputs) if states is None else list(states)
+        if len(initial) != self.states:
+            raise ValueError(
+                f"{type(self).__name__} {self.name!r}: the number of states is {len(initial)}, expected {self.states}, "
+                "as begin_state(batch_size) returns them"
+            )
         if isinstance(inputs, NDArray):
             self._check(inputs, initial)
         output, last = self._forward_kernel(F, inputs, initial, sequence_length, **params)

@@ -12,7 +12,6 @@ import logging
 import os
 import selectors
 import socket
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -219,8 +218,7 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
         out_of_memory = issubclass(kind, OutOfMemory | MemoryError)
         if out_of_memory or _is_hanging():
             _report(f"{'out of memory' if out_of_memory else 'the program failed'}: {kind.__name__}: {error}"[:500])
-    previous = process_hooks.previous_excepthook()
-    (tracebacks.show if previous is sys.__excepthook__ else previous)(kind, error, trace)
+    process_hooks.show_folded(kind, error, trace)
 
 
 def _is_hanging() -> bool:

@@ -36,6 +36,7 @@ from flowmx.gluon.contrib.estimator.utils import check_metrics, check_metrics_ar
 from flowmx.gluon.loss import Loss
 from flowmx.gluon.trainer import Trainer
 from flowmx.initializer import InitializerLike
+from flowmx.keywords import ChecksKeywords
 from flowmx.metric import EvalMetric
 from flowmx.metric import Loss as LossMetric
 
@@ -46,7 +47,7 @@ Handlers: TypeAlias = dict[str, list[Any]]
 """The handlers of each event, by the name of the method that handles it."""
 
 
-class Estimator:
+class Estimator(ChecksKeywords):
     """Trains and evaluates a model.
 
     Args:

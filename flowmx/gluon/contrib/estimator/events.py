@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from flowmx.keywords import ChecksKeywords
+
 if TYPE_CHECKING:
     from flowmx.gluon.contrib.estimator.estimator import Estimator
 
 __all__ = ["BatchBegin", "BatchEnd", "EpochBegin", "EpochEnd", "EventHandler", "TrainBegin", "TrainEnd"]
 
 
-class EventHandler:
+class EventHandler(ChecksKeywords):
     """Base class of all handlers."""
 
 
