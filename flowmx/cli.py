@@ -13,6 +13,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
 
 from flowmx import process_hooks, settings
 from flowmx.errors import MXNetError
@@ -62,6 +64,9 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
 """The commands by group, with their modules and purposes."""
 
 _MODULES = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
+_NOTE = "flowmx: "
+_FILES = ("--tls-cert", "--tls-key", "--tls-ca")
+"""Options whose files are read by a library that does not name them in its errors."""
 _EXPECTED = (settings.SettingError, MXNetError, ValueError, TypeError, OSError, ImportError)
 """Errors with self-explanatory messages; for other errors the type is shown too."""
 
@@ -89,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if shows_traceback:
             traceback.print_exception(error)
         else:
-            sys.stderr.write(f"flowmx: error: {_message(error, words[0])}\n")
+            sys.stderr.write(f"flowmx: error: {_message(error, words)}\n")
         return FAILED
 
 
@@ -109,10 +114,28 @@ def _log_to_stderr() -> None:
         logging.lastResort = handler  # used while the root logger has no handlers, so that basicConfig adds its own
 
 
-def _message(error: Exception, command: str) -> str:
+def _message(error: Exception, words: Sequence[str]) -> str:
+    """Return the message of an error: with its notes, and the option that named a missing file."""
+    command = words[0]
     if isinstance(error, _EXPECTED) and str(error):
-        return str(getattr(error, "on_command_line", error))
+        notes = [note.removeprefix(_NOTE) for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE)]
+        text = str(getattr(error, "on_command_line", error))
+        if isinstance(error, FileNotFoundError):
+            option = _option_of(words, error.filename)
+            text = f"{option}: {text}" if option else text
+        return "; ".join([text, *notes])
     return f"{type(error).__name__}: {error} (traceback: flowmx --traceback {command} ...)"
+
+
+def _option_of(words: Sequence[str], filename: str | None) -> str:
+    """Return the option whose value is a file; without a file name, the first option whose file is missing."""
+    options = [(word, value) for word, value in pairwise(words) if word.startswith("--")]
+    options += [(name, value) for name, _, value in (word.partition("=") for word in words) if name.startswith("--")]
+    for option, value in options:
+        is_missing = option in _FILES and not Path(value).exists()
+        if value == filename or (filename is None and is_missing):
+            return option if filename is not None else f"{option} {value}"
+    return ""
 
 
 def _top(words: Sequence[str]) -> int:

@@ -10,13 +10,13 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from flowmx import process_hooks
 from flowmx.errors import EngineError
 
-__all__ = ["library", "refuse", "require_threads", "running", "running_loop", "to_thread"]
+__all__ = ["AsyncContext", "library", "refuse", "require_threads", "running", "running_loop", "to_thread"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -155,3 +155,17 @@ def require_threads() -> None:
             "gevent has patched the threading module, but flowmx needs system threads: call "
             "`gevent.monkey.patch_all(thread=False)` instead"
         )
+
+
+class AsyncContext:
+    """An object that ``async with`` enters; the error of a plain ``with`` says so."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __enter__(self):
+            raise TypeError(f"{type(self).__name__}: write `async with` instead of `with`, in a coroutine")
+
+        def __exit__(self, *error):
+            """Do nothing."""

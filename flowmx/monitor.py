@@ -69,6 +69,8 @@ class Monitor(ChecksKeywords):
         self, interval: int, stat_func: Statistic | None = None, pattern: str = ".*", sort: bool = False,
         monitor_all: bool = False,
     ) -> None:  # fmt: skip
+        if not isinstance(interval, (int, float)):
+            raise TypeError(f"Monitor: interval is {interval!r}, expected the number of batches between observations")
         self.interval = interval
         self.stat_func = stat_func or rms
         try:

@@ -13,14 +13,14 @@ The environment is read once, at the first `get`; a program that changes it late
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from string import Formatter
 from types import MappingProxyType, NoneType
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
-from flowmx.suggestions import did_you_mean
+from flowmx.suggestions import did_you_mean, nearest
 
 __all__ = [
     "TABLE", "Agreement", "BlockingInLoop", "DamagedImages", "EngineType", "Policy", "PoolType", "Role", "Setting",
@@ -585,12 +585,27 @@ def _read(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     return values, origins
 
 
+_TYPO = 0.95
+"""The similarity of a typing error; that of two variables of MXNet is lower."""
+
+
+def _similar(variable: str, variables: Sequence[str]) -> str:
+    """Return the end of a message with the most similar variable, of those with all words if there are any."""
+    words = [word.rstrip("S") for word in variable.removeprefix(PREFIX).split("_")]
+    matching = [name for name in variables if all(f"_{word}" in name for word in words)]
+    return did_you_mean(variable, matching or variables)
+
+
 def _warn_unknown(environ: Mapping[str, str]) -> None:
     variables = [row.variable for row in TABLE.values()]
     for variable in sorted(environ):
         if variable.startswith(PREFIX) and variable not in variables:
             warnings.warn(
                 f"the environment variable {variable} is not a setting of flowmx and is ignored"
-                f"{did_you_mean(variable, variables)}; `python -m flowmx info` lists the settings",
+                f"{_similar(variable, variables)}; `python -m flowmx info` lists the settings",
                 stacklevel=3,
             )
+    names = [row.mxnet_variable for row in TABLE.values()]
+    for variable in mxnet_variables(environ):  # most are variables of MXNet that have no effect here
+        if meant := nearest(variable, names, cutoff=_TYPO):
+            warnings.warn(f"the environment variable {variable} is ignored; did you mean {meant!r}?", stacklevel=3)

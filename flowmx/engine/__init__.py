@@ -154,7 +154,7 @@ def push(
     run after ``function``; with the naive engine they run at once.
     """
     if not callable(function):
-        raise TypeError(f"push: function is {function!r}, expected a callable that takes no arguments")
+        raise _no_function(function)
     if not isinstance(priority, int):
         raise TypeError(f"push: priority is {priority!r}, expected an int")
     is_coroutine = _is_coroutine_function(function)
@@ -171,6 +171,18 @@ def push(
     runs_user_code(op)
     engine.enqueue(op)
     return op
+
+
+def _no_function(value: object) -> TypeError:
+    """Return the error of a push of the result of a call."""
+    if inspect.iscoroutine(value):
+        value.close()  # Python would warn that it was never awaited
+        text, name = f"the coroutine {value.__name__}()", value.__name__
+    else:
+        text, name = repr(value), "f"
+    return TypeError(
+        f"push: function is {text}, expected a function without arguments: write push({name}), not push({name}())"
+    )
 
 
 def _loop_actor(device: object) -> Actor:
@@ -283,8 +295,8 @@ def bulk(size: int) -> AbstractContextManager[None]:
 
 def set_bulk_size(size: int) -> int:
     """Do nothing and return 0, for MXNet's scripts: only :func:`bulk` scopes combine operations."""
-    if size < 0:
-        raise ValueError(f"set_bulk_size: size is {size}, expected at least 0")
+    if not hasattr(size, "__index__") or size < 0:
+        raise ValueError(f"set_bulk_size: size is {size}, expected an int of at least 0")
     return 0
 
 

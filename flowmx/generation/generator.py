@@ -17,6 +17,7 @@ from flowmx import forks
 from flowmx.comm.metrics import Metrics
 from flowmx.comm.offload import submit
 from flowmx.errors import EngineError
+from flowmx.event_loops import AsyncContext
 from flowmx.generation import flight_report
 from flowmx.generation.adapter_registry import AdapterRegistry
 from flowmx.generation.generation import Ending, Generation, Request, Vocabulary
@@ -78,7 +79,7 @@ class Template(Protocol):
         """Return the prompt of a chat."""
 
 
-class Generator(ChecksKeywords):
+class Generator(ChecksKeywords, AsyncContext):
     """A language model that generates text for many requests at once.
 
     The requests share steps: each step computes the next token of every running request, and a part of the prompts of

@@ -110,8 +110,9 @@ class PagedDecoder(ChecksKeywords):
             hasattr(net, each) for each in ("page_heads", "attend_pages", "predict")
         ):
             raise ArgumentKindError(
-                f"PagedDecoder: net is {type(net).__name__}, expected a hybrid block with page_heads, attend_pages and "
-                "predict, such as mx.gluon.model_zoo.text.LlamaLM"
+                f"PagedDecoder: net is {type(net).__name__}, expected a language model, such as "
+                "mx.gluon.model_zoo.from_pretrained(folder), or a hybrid block with page_heads, attend_pages and "
+                "predict; mx.generation.load(file) creates a Generator with its decoder"
             )
         if pages < 1 or page_size < 1:
             raise ParameterError(

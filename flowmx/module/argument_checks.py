@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from flowmx.io import DataDesc
+
 
 class MissingParameterError(ValueError, RuntimeError):
     """A parameter is missing; a RuntimeError too, because MXNet raises that."""
@@ -46,3 +48,26 @@ def device_groups(group2ctxs: Any, count: int) -> list[dict[str, Any] | None]:
             groups[name] = devices[position]
         per_device.append(groups)
     return per_device
+
+
+def descriptions(argument: str, shapes: Any) -> list[DataDesc]:
+    """Return the descriptions of inputs from pairs of name and shape.
+
+    Raises:
+        TypeError: the argument is something else, such as a shape.
+    """
+    try:
+        return [each if isinstance(each, DataDesc) else DataDesc(*each) for each in shapes]
+    except TypeError:
+        raise TypeError(
+            f"bind: {argument} is {shapes!r}, expected pairs of name and shape, such as [('data', (32, 10))]"
+        ) from None
+
+
+def check_iterator(name: str, data: object) -> None:
+    """Raise TypeError if data are not an iterator of batches."""
+    if not hasattr(data, "provide_data"):
+        raise TypeError(
+            f"{name}: the data are a {type(data).__name__}, expected an iterator such as "
+            "mx.io.NDArrayIter(x, y, batch_size=32)"
+        )

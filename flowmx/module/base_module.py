@@ -13,6 +13,7 @@ from flowmx.engine.loops import blocks_in_ordinary_code
 from flowmx.foreign_names import MODULE_OBJECTS, raise_missing
 from flowmx.initializer import Initializer, Uniform
 from flowmx.io import DataDesc
+from flowmx.module.argument_checks import check_iterator
 from flowmx.module.evaluation import Callbacks, Loops, as_metric, check_not_sliced
 from flowmx.module.fitting import Fit
 from flowmx.ndarray import NDArray
@@ -413,6 +414,7 @@ class BaseModule(Loops):
         if force_rebind or not self.binded:
             # Planning a large network takes longer than an event loop may be blocked.
             bind = partial(self.bind, for_training=True, force_rebind=force_rebind)
+            check_iterator("fit", train_data)
             await asyncio.to_thread(bind, train_data.provide_data, train_data.provide_label)
         if monitor is not None:
             self.install_monitor(monitor)

@@ -10,12 +10,12 @@ from typing import Any, cast
 from flowmx import model
 from flowmx import optimizer as opt
 from flowmx.devices import Context, cpu, have_numerics
-from flowmx.errors import StateError
+from flowmx.errors import ArgumentTypeError, StateError
 from flowmx.initializer import InitDesc
 from flowmx.io import DataDesc
 from flowmx.kvstore import KVStoreBase, compression
 from flowmx.kvstore.choice import is_updated_by_store, select_store
-from flowmx.module.argument_checks import MissingParameterError, check_names, device_groups
+from flowmx.module.argument_checks import MissingParameterError, check_names, descriptions, device_groups
 from flowmx.module.base_module import BaseModule, Binding, InitialParams, OptimizerParams
 from flowmx.module.evaluation import merges_devices
 from flowmx.module.executor_group import ExecutorGroup, merge_parts
@@ -76,6 +76,11 @@ class Module(BaseModule):
             raise ValueError(
                 f"Module: work_load_list has {len(self._workloads)} entries, expected {len(self._contexts)}, one for "
                 "each device"
+            )
+        if not hasattr(symbol, "list_arguments"):
+            raise ArgumentTypeError(
+                f"Module: symbol is a {type(symbol).__name__}, expected a Symbol; a Gluon block is trained with "
+                "mx.gluon.Trainer, or is block(mx.sym.var('data')) as a symbol"
             )
         self._symbol = symbol
         self._data_names = list(data_names or ())
@@ -228,7 +233,7 @@ class Module(BaseModule):
     def _describe(
         self, data_shapes: Any, label_shapes: Any, stacklevel: int
     ) -> tuple[list[DataDesc], list[DataDesc] | None]:
-        data = [desc if isinstance(desc, DataDesc) else DataDesc(*desc) for desc in data_shapes]
+        data = descriptions("data_shapes", data_shapes)
         if sorted(desc.name for desc in data) != sorted(self._data_names):
             raise ValueError(
                 f"bind: data_shapes names {[desc.name for desc in data]}, expected the module's data_names "
@@ -236,7 +241,7 @@ class Module(BaseModule):
             )
         if not label_shapes:
             return data, None
-        label = [desc if isinstance(desc, DataDesc) else DataDesc(*desc) for desc in label_shapes]
+        label = descriptions("label_shapes", label_shapes)
         if sorted(desc.name for desc in label) != sorted(self._label_names):
             warnings.warn(
                 f"bind: label_shapes names {[desc.name for desc in label]}, expected the module's label_names "
@@ -437,6 +442,11 @@ class Module(BaseModule):
     def _prepare_executors(self, name: str, data_batch: Any) -> ExecutorGroup:
         """Return the executors, prepared for the shapes of a batch."""
         self._check_ready(name)
+        if not isinstance(getattr(data_batch, "data", None), (list, tuple)):
+            raise TypeError(
+                f"{name}: data_batch is a {type(data_batch).__name__}, expected mx.io.DataBatch([array], [label]), or "
+                "an object with lists of arrays, data and label"
+            )
         group = self._executors(name)
         shapes = [tuple(array.shape) for array in data_batch.data]
         if shapes != [desc.shape for desc in group.data_shapes]:

@@ -120,13 +120,19 @@ def finder(package: str, kinds: Mapping[str, tuple[frozenset[str], Callable[[str
         for module, functions in table.DEFINED_IN.items():
             if package == "flowmx.numpy" and name in functions:
                 return getattr(importlib.import_module(f"flowmx.numpy.{module}"), name)
-        raise AttributeError(_unknown(package, name, kinds))
+        raise AttributeError(_unknown(package, name, kinds), name=name)  # without an object, Python suggests no name
 
     return find
+
+
+_FORMER_ALIASES = {"bool": "bool", "complex": "complex64", "float": "float32", "int": "int32", "object": "float32"}
+"""Aliases of Python's types that NumPy 1.24 removed, and dtypes."""
 
 
 def _unknown(package: str, name: str, kinds: Mapping[str, tuple[frozenset[str], Any]]) -> str:
     from flowmx.suggestions import did_you_mean
 
+    if name in _FORMER_ALIASES:
+        return f"module {package!r} has no attribute {name!r}: use {name}, or {_FORMER_ALIASES[name]!r}"
     choices = [choice for names, _ in kinds.values() for choice in names]
     return f"module {package!r} has no attribute {name!r}{did_you_mean(name, choices)}"

@@ -89,6 +89,12 @@ class Optimizer(RecordsArguments):
         self.rescale_grad = rescale_grad
         if learning_rate is not None:
             _check_rate(learning_rate)
+        if not (lr_scheduler is None or callable(lr_scheduler)):
+            warnings.warn(
+                f"lr_scheduler is {lr_scheduler!r}, expected a schedule such as mx.lr_scheduler.FactorScheduler(1000); "
+                "a constant rate is learning_rate",
+                stacklevel=3,
+            )
         self.lr_scheduler = lr_scheduler
         self.lr = learning_rate
         if lr_scheduler is not None and learning_rate is not None:

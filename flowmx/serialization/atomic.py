@@ -20,6 +20,7 @@ from flowmx.errors import raised_as_mxnet
 from flowmx.serialization.in_place import rewrite
 from flowmx.serialization.marks import MARK, copy_name, first_bytes, spare_folder, token_of
 from flowmx.serialization.scratch import AnyPath, FolderError, sync_directory, write_scratch
+from flowmx.suggestions import note_similar_files
 
 _T = TypeVar("_T")
 _TRIES = 100
@@ -78,6 +79,14 @@ def _create(target: Path, path: AnyPath, chunks: Iterable[bytes | memoryview]) -
     sync_directory(target.parent)
 
 
+def _opened(path: AnyPath) -> BinaryIO:
+    try:
+        return Path(path).open("rb")
+    except FileNotFoundError as error:
+        note_similar_files(error)
+        raise
+
+
 def read_from(path: AnyPath, read: Callable[[BinaryIO], _T]) -> _T:
     """Return the result of `read` for a file, even if it is being written or its writing was interrupted.
 
@@ -87,7 +96,7 @@ def read_from(path: AnyPath, read: Callable[[BinaryIO], _T]) -> _T:
         OSError: The file cannot be read, or its writing was interrupted and the copy of its content is missing.
     """
     for _ in range(_TRIES):
-        with Path(path).open("rb") as file:
+        with _opened(path) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return read(file)
             version = _version(file)

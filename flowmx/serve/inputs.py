@@ -199,6 +199,11 @@ class Inputs:
 
 
 def _as_array(spec: Input, value: object) -> Array:
+    if isinstance(value, (str, bytes)):
+        raise InvalidInput(
+            f"input {spec.name} is a {type(value).__name__}, expected an array or list of numbers, {spec}; a decode "
+            "hook converts other bodies"
+        )
     try:
         array = array_of(value)
     except (TypeError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,8 @@ from flowmx.serve.unread_labels import without_computed_labels
 from flowmx.symbol import Symbol
 
 __all__ = ["Source", "load", "onnx_file"]
+
+_log = logging.getLogger("flowmx.serve")
 
 _LABEL = "label"
 """Suffix of the names of labels, which predictions do not use."""
@@ -105,16 +108,30 @@ def _of_path(path: Path, shape: object, dtype: object, epoch: int | None) -> Sou
             return _of_symbol(symbol, arrays, shape, dtype)
         files = sorted([*path.glob("*-symbol.json"), *path.glob("*.onnx")])
         if len(files) != 1:
-            listing = ", ".join(file.name for file in files) or "none"
-            raise ValueError(
-                f"{path} must hold one model, a -symbol.json with a .params file, .onnx, or config.json with "
-                f"model.safetensors; found {listing}"
-            )
+            raise _no_single_model(path, files)
         path = path / files[0].name.removesuffix("-symbol.json")
     path, epoch = _prefix(path, epoch)
     weights = _weights(path, epoch)
     return _of_symbol(
         sym.load(f"{path}-symbol.json"), _params(weights), shape or declared_shapes(path.parent) or None, dtype
+    )
+
+
+def _no_single_model(path: Path, files: Sequence[Path]) -> ValueError:
+    listing = ", ".join(file.name for file in files) or "none"
+    text = (
+        f"{path} must hold one model, a -symbol.json with a .params file, .onnx, or config.json with "
+        f"model.safetensors; found {listing}"
+    )
+    patterns = ("*-symbol.json", "*.onnx", "config.json", "model.toml")
+    folders = [each for each in sorted(path.iterdir()) if each.is_dir() and any(any(each.glob(p)) for p in patterns)]
+    if not folders:
+        return ValueError(text)
+    names = ", ".join(str(each) for each in folders[:5])
+    return AdviceError(
+        f"{text} and models in folders",
+        f"pass one of {names}, or serve all with mx.serve.Repository({str(path)!r})",
+        f"pass one of {names}, or serve all with --repository {path}",
     )
 
 
@@ -130,6 +147,11 @@ def _prefix(path: Path, epoch: int | None) -> tuple[Path, int | None]:
     elif of_params is not None:
         path, epoch = path.with_name(of_params[1]), int(of_params[2]) if epoch is None else epoch
     if not Path(f"{path}-symbol.json").exists():
+        if path.is_file() and path.suffix != ".onnx":
+            raise ValueError(
+                f"{path} is not a model file, expected a folder with a model, an .onnx or .gguf file, or the prefix of "
+                "a checkpoint; a .params file holds only arrays, without the network: `flowmx inspect` shows what it is"
+            )
         raise FileNotFoundError(
             f"there is no model {str(path)!r}: expected a folder with a model, an .onnx file, or the prefix of a "
             f"checkpoint, whose files are {path.name}-symbol.json and {path.name}-0000.params"
@@ -140,7 +162,7 @@ def _prefix(path: Path, epoch: int | None) -> tuple[Path, int | None]:
 def _weights(prefix: Path, epoch: int | None) -> Path:
     """Return the parameter file of a checkpoint."""
     if epoch is not None:
-        return Path(f"{prefix}-{epoch:04d}.params")
+        return Path(f"{prefix}-{epoch:04d}.params")  # the error of a missing file names the other epochs
     files = sorted(prefix.parent.glob(f"{prefix.name}-[0-9][0-9][0-9][0-9].params"))
     if not files:
         raise FileNotFoundError(
@@ -166,6 +188,8 @@ def _of_onnx(
     declared = [(name, sizes) for name, sizes in metadata["input_tensor_data"] if name not in (constants or {})]
     if shape is None:
         shape = {name: tuple(size or None for size in sizes[1:]) for name, sizes in declared}
+    elif axes is None:
+        _compare_shapes(path, declared, shape)
     input_shapes = None if axes is None else _input_shapes(shape, axes)
     try:
         symbol, arguments, auxiliary = import_model(path, input_shapes=input_shapes, constants=constants)
@@ -179,6 +203,19 @@ def _of_onnx(
         outputs = tuple(name for name, _ in metadata["output_tensor_data"])
         return Source(_hybridized(block), inputs, outputs=outputs)
     return _of_symbol(symbol, {**arguments, **auxiliary}, shape, dtype)
+
+
+def _compare_shapes(path: Path, declared: Sequence[tuple[str, Sequence[int]]], shape: object) -> None:
+    """Log shapes that differ from those that an ONNX file declares; some models compute them nevertheless."""
+    shapes = shape if isinstance(shape, Mapping) else {name: shape for name, _ in declared[:1]}
+    for name, sizes in declared:
+        row, new = tuple(size or None for size in sizes[1:]), shapes.get(name)
+        if isinstance(new, Sequence) and not _fits(row, new):
+            _log.warning("%s declares the shape %s of a sample of %s, and shape is %s", path, row, name, tuple(new))
+
+
+def _fits(row: Sequence[int | None], new: Sequence[int | None]) -> bool:
+    return len(row) == len(new) and all(size is None or size == other for size, other in zip(row, new, strict=True))
 
 
 def _input_shapes(shape: object, axes: Mapping[str, int]) -> dict[str, tuple[int | str | None, ...]]:
@@ -250,7 +287,7 @@ def _inputs(shape: Any, dtype: Any, input_names: Sequence[str]) -> list[Input]:
             "pass shape=(3, 32, 32), or shape={name: (...)}",
             f"pass --shape 3,32,32, or --shape {input_names[0]}=3,32,32 for each input",
         )
-    if isinstance(shape, str):
+    if isinstance(shape, (str, int)):
         raise TypeError(
             f"shape is {shape!r}, expected a tuple of sizes such as (3, 32, 32), or a dict of them by input"
         )

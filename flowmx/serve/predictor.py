@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -20,7 +21,7 @@ from flowmx import forks, settings
 from flowmx.comm.metrics import Metrics
 from flowmx.comm.offload import LARGE, offload
 from flowmx.devices import Context, cpu
-from flowmx.event_loops import running_loop
+from flowmx.event_loops import AsyncContext, running_loop
 from flowmx.keywords import ChecksKeywords
 from flowmx.renaming import warn_renamed
 from flowmx.serve import flight_report
@@ -47,12 +48,13 @@ from flowmx.serve.tracing import tracing
 
 __all__ = ["Predictor"]
 
+_log = logging.getLogger("flowmx.serve")
 _MAX_BATCH = 32
 _HANDLER_QUEUE = 100
 """Default number of queued requests of a handler, as in Multi Model Server."""
 
 
-class Predictor(ChecksKeywords):
+class Predictor(ChecksKeywords, AsyncContext):
     """A model whose predictions are awaited by any number of tasks on any event loop, and computed in shared batches.
 
     Args:
@@ -423,7 +425,21 @@ class Predictor(ChecksKeywords):
                 )
             if isinstance(new, StatefulModel):
                 new.check_same_states(self._runner.model)
-            return self._runner.when_idle(self._runner.swap(new, new.warm(self._runner.pace.sizes)))
+            seconds = new.warm(self._runner.pace.sizes)
+            self._check_outputs(new)
+            return self._runner.when_idle(self._runner.swap(new, seconds))
+
+    def _check_outputs(self, new: Computation) -> None:
+        """Refuse a model with another number of outputs, and log a change of their shapes."""
+        specs, expected = new.results, self._runner.model.results
+        if len(specs) != len(expected):
+            raise ValueError(
+                f"the number of the new model's outputs is {len(specs)}, expected {len(expected)}: create another "
+                "predictor"
+            )
+        if [spec.shape for spec in specs] != [spec.shape for spec in expected]:
+            listing, previous = (", ".join(map(str, each)) for each in (specs, expected))
+            _log.warning("%s: the new model returns %s, instead of %s", self.name, listing, previous)
 
     def _load(self, model: Any, params: Any, epoch: int | None, number: int) -> Computation:
         """Load a model, or prepare a handler, which is not warm yet."""

@@ -104,7 +104,13 @@ class Repository(ChecksKeywords):
 
     async def load_all(self, skip: Collection[str] = ()) -> None:
         """Load every model of the folder, except some; failures are recorded in ``failures``."""
-        for name in self.names():
+        names = self.names()
+        if not names:
+            _log.warning(
+                "%s has no models: expected a folder or .mar archive for each model; `flowmx serve FOLDER` serves the "
+                "model of a folder", self.folder,
+            )  # fmt: skip
+        for name in names:
             if name in skip:
                 continue
             try:
@@ -134,6 +140,7 @@ class Repository(ChecksKeywords):
             except Exception as error:  # the user's model may raise anything
                 await _drain(set(new_versions.values()) - set(old_versions.values()))
                 self.failures[name] = f"{type(error).__name__}: {error}"
+                _log.error("the model %s cannot be loaded: %s", name, self.failures[name])
                 raise Refusal(400, f"{name} cannot be loaded: {self.failures[name]}") from error
             self.failures.pop(name, None)
             self._loaded[name] = new_versions

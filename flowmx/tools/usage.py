@@ -32,15 +32,40 @@ _UNRECOGNIZED = "unrecognized arguments: "
 """The begin of argparse's message for unknown options."""
 
 
+_EQUIVALENTS = {
+    "batch": "--max-batch", "batch_size": "--max-batch", "input_shape": "--shape", "max_batch_size": "--max-batch",
+    "model_name": "--name", "model_repository": "--repository", "model_store": "--repository", "models": "--repository",
+    "nnodes": "--hosts", "np": "--workers", "nproc": "--workers", "nproc_per_node": "--workers",
+    "num_processes": "--workers", "ssl_certfile": "--tls-cert", "ssl_keyfile": "--tls-key", "world_size": "--workers",
+}  # fmt: skip
+"""Options of other programs, without dashes, and the equivalent ones."""
+
+
 class _Parser(argparse.ArgumentParser):
-    """A parser that suggests the most similar option for an unknown one."""
+    """A parser that names the equivalent of another program's option, and says what is wrong with a value."""
 
     def error(self, message: str) -> NoReturn:
         if message.startswith(_UNRECOGNIZED):
             words = message.removeprefix(_UNRECOGNIZED).split()
             option = next((word.partition("=")[0] for word in words if word.startswith("--")), None)
-            message += did_you_mean(option, self._option_string_actions) if option else ""
+            message += self._suggestion(option) if option else ""
         super().error(message)
+
+    def _suggestion(self, option: str) -> str:
+        equivalent = _EQUIVALENTS.get(option.removeprefix("--").replace("-", "_"))
+        if equivalent in self._option_string_actions:
+            return f"; {option} is {equivalent} here"
+        return did_you_mean(option, self._option_string_actions)
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Parse a value; the error of a function has the message that the function raised."""
+        function = self._registry_get("type", action.type, action.type)
+        if isinstance(function, type) or not callable(function):
+            return super()._get_value(action, arg_string)
+        try:
+            return function(arg_string)
+        except (argparse.ArgumentTypeError, TypeError, ValueError) as error:
+            raise argparse.ArgumentError(action, str(error)) from None
 
 
 def parser(

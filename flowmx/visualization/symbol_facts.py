@@ -22,7 +22,10 @@ def check_symbol(what: str, symbol: object) -> None:
         TypeError: it is not a symbol.
     """
     if not isinstance(symbol, Symbol):
-        raise TypeError(f"{what}: symbol is {type(symbol).__name__}, expected a Symbol")
+        raise TypeError(
+            f"{what}: symbol is {type(symbol).__name__}, expected a Symbol; for a Gluon block use net.summary(x), or "
+            "net(mx.sym.var('data'))"
+        )
 
 
 def shapes_of(what: str, symbol: Symbol, input_shapes: Mapping[str, Sequence[int]]) -> dict[Entry, Shape]:
@@ -31,6 +34,8 @@ def shapes_of(what: str, symbol: Symbol, input_shapes: Mapping[str, Sequence[int
     Raises:
         ValueError: a shape is unknown.
     """
+    if not isinstance(input_shapes, Mapping):
+        raise TypeError(f"{what}: shape is {input_shapes!r}, expected a dict of shapes by input: {{'data': (1, 3)}}")
     inner = symbol.get_internals()
     shapes = inner.infer_shape(**input_shapes)[1]
     if shapes is None:

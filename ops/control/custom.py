@@ -241,11 +241,18 @@ class Custom(UserOperator, open_ended=True, precision=Precision.FLOAT32):
     def _call_hook(self, hook: str, values: Sequence[object], is_complete: bool) -> list[list[Any]] | None:
         """Call an inference hook; return lists for arguments, outputs and states, or None if it needs more inputs."""
         try:
-            lists = [list(entries) for entries in getattr(self.prop, hook)(list(values))]
+            result = getattr(self.prop, hook)(list(values))
         except Exception as exception:  # user code
             if is_complete:
                 raise as_mxnet_error(exception) from exception.__cause__
             return None
+        try:
+            lists = [list(entries) for entries in result]
+        except TypeError:
+            raise TypeInferenceError(
+                f"Custom: {hook} of {self.op_type!r} returned {result!r}, expected two or three lists, for arguments, "
+                "outputs and auxiliary states"
+            ) from None
         lists += [[]] * (3 - len(lists))
         expected = [len(self.inputs()), len(self.outputs()), len(self.auxiliary)]
         if [len(entries) for entries in lists] != expected:

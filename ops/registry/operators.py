@@ -268,7 +268,12 @@ class Operator:
                 names = ", ".join(cls.parameters) or "none"
                 hint = did_you_mean(name, cls.parameters, _OTHER_PARAMETERS)
                 raise ParameterError(f"{cls.name}: there is no parameter {name!r}, only {names}{hint}")
-            values[name] = parameter.convert(value, cls.name)
+            try:
+                values[name] = parameter.convert(value, cls.name)
+            except ParameterError as error:
+                if name != "shape" and "shape" in cls.parameters and isinstance(value, (tuple, list)):
+                    raise ParameterError(f"{error}; if it is the shape, write shape={value!r}") from None
+                raise
         return values
 
     @classmethod

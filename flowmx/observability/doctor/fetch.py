@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 
 from flowmx.comm.security import Security
-from flowmx.observability.doctor.wait_chains import Snapshot
+from flowmx.observability.doctor.wait_chains import NO_PROCESS, Snapshot
 from flowmx.observability.flight import folder
 from flowmx.observability.flight.web import PATH
 
@@ -73,7 +73,7 @@ def _reason(process: int, error: Exception) -> str:
     try:
         status = Path(f"/proc/{process}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return "there is no such process"
+        return NO_PROCESS
     state = next((line.split()[1] for line in status.splitlines() if line.startswith("State:")), "")
     if state in _STATES:
         return f"it does not respond: {_STATES[state]}"

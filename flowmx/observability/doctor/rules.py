@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from flowmx.observability.doctor.wait_chains import Link, Snapshot, name_of, wait_chains
+from flowmx.observability.doctor.wait_chains import NO_PROCESS, Link, Snapshot, name_of, wait_chains
 
 __all__ = ["Finding", "diagnose"]
 
@@ -240,10 +240,13 @@ def _held_engine_locks(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
 def _unreachable_processes(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
     for snapshot in snapshots:
         if snapshot.get("unreached"):
+            text = str(snapshot["unreached"])
+            if text == NO_PROCESS:
+                advice = "check the process id: `pgrep -af python` lists the processes of Python"
+                yield Finding(95, "a missing process", name_of(snapshot), text, "", advice)
+                continue
             advice = "check that it runs; py-spy dump or gdb shows where its native code is"
-            yield Finding(
-                95, "a process that does not respond", name_of(snapshot), str(snapshot["unreached"]), "", advice
-            )
+            yield Finding(95, "a process that does not respond", name_of(snapshot), text, "", advice)
 
 
 def _lost_peers(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Chain", "Link", "name_of", "wait_chains"]
+__all__ = ["NO_PROCESS", "Chain", "Link", "name_of", "wait_chains"]
+
+NO_PROCESS = "there is no such process"
+"""Why a process that has exited does not respond."""
 
 Snapshot = Mapping[str, Any]
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from flowmx.event_loops import running_loop
+from flowmx.event_loops import AsyncContext, running_loop
 from flowmx.serve.errors import InvalidInput, Unavailable
 from flowmx.serve.host_arrays import ModelInput, on_host
 from flowmx.serve.inputs import Array, Inputs, Rows, Shape
@@ -27,7 +27,7 @@ _AHEAD = 8
 """Default number of calls of a stream whose results have not been read."""
 
 
-class Session:
+class Session(AsyncContext):
     """A session: its calls run in order, and each begins with the states that the one before has left.
 
     :meth:`Predictor.session` creates one. Calls of different sessions share batches. If a call fails, is cancelled, or
