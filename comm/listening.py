@@ -148,9 +148,13 @@ async def listen(host: str, port: int) -> list[socket.socket]:
     Raises:
         OSError: the address is in use, or does not belong to this machine.
     """
-    infos = await asyncio.get_running_loop().getaddrinfo(
-        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )
+    try:
+        infos = await asyncio.get_running_loop().getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except socket.gaierror as error:
+        text = f"the host is {host!r}, expected an address or name of this machine, such as 127.0.0.1 or 0.0.0.0"
+        raise socket.gaierror(error.errno, f"{text} ({error.strerror})") from None
     sockets = list[socket.socket]()
     try:
         for family, _, _, _, address in dict.fromkeys(infos):

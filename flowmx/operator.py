@@ -20,6 +20,7 @@ use arrays like any code, and wait for results.
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -291,8 +292,21 @@ def _run_user_code(
         user_arrays.wait()
     if isinstance(result, Awaitable):
         return _run_coroutine(result, user_arrays, run)
+    if result is not None:
+        _warn_ignored(method, result)
     user_arrays.close()
     return None
+
+
+def _warn_ignored(method: Callable[..., Any], result: object) -> None:
+    """Warn about a result that is returned instead of assigned, at the line of the method."""
+    code = getattr(method, "__code__", None)
+    if code is not None:
+        text = (
+            f"{method.__qualname__} returned a {type(result).__name__}, which is ignored: write results with "
+            "self.assign(out_data[0], req[0], value), or in_grad in backward"
+        )
+        warnings.warn_explicit(text, UserWarning, code.co_filename, code.co_firstlineno)
 
 
 async def _run_coroutine(result: Awaitable[Any], user_arrays: _UserArrays, run: Run) -> None:

@@ -76,9 +76,9 @@ def note_similar_files(error: FileNotFoundError) -> None:
     """Add a note to an error: the other epochs of a missing checkpoint, or the file with the most similar name."""
     path = Path(os.fsdecode(error.filename or ""))
     try:
-        names = sorted(os.listdir(path.parent))
+        names = sorted(each.name for each in path.parent.iterdir())
     except OSError:
-        error.add_note(f"flowmx: there is no folder {str(path.parent)!r}; the working folder is {os.getcwd()!r}")
+        error.add_note(f"flowmx: there is no folder {str(path.parent)!r}; the working folder is {str(Path.cwd())!r}")
         return
     match = _EPOCH.fullmatch(path.name)
     similar = [name for name in names if match and re.fullmatch(rf"{re.escape(match[1])}\d{{4}}\.params", name)]

@@ -684,11 +684,12 @@ _row_sparse_pull = Trainer._row_sparse_pull
 
 def _as_options(optimizer_params: object) -> dict[str, Any]:
     try:
-        return dict(optimizer_params or {})  # type: ignore[call-overload]
+        options: dict[str, Any] = dict(optimizer_params or {})  # type: ignore[call-overload]
     except (TypeError, ValueError):
         raise ArgumentTypeError(
             f"Trainer: optimizer_params is {optimizer_params!r}, expected a dict such as {{'learning_rate': 0.1}}"
         ) from None
+    return options
 
 
 def _check_batch_size(batch_size: float) -> None:

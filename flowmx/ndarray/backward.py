@@ -579,8 +579,9 @@ def _gradients(
         with layer_scope(layer, fresh=True) if layer else nullcontext(), _naming(node):
             arguments = (F, saved, _outputs(node, outputs), heads, *([targets] if targets else []))
             gradients = cast("Sequence[NDArray | None]", node.gradient(*arguments))
-    except NotImplementedError:
-        raise AutogradError(f"backward: operator {node.name!r} has no gradient") from None
+    except NotImplementedError as error:
+        reason = f": {error}" if "must define" in str(error) else ""
+        raise AutogradError(f"backward: operator {node.name!r} has no gradient{reason}") from None
     if not isinstance(getattr(node.gradient, "__self__", None), Operator):
         buffers = set(map(id, targets))
         for gradient in gradients:  # user code may refer to it

@@ -89,12 +89,7 @@ class Optimizer(RecordsArguments):
         self.rescale_grad = rescale_grad
         if learning_rate is not None:
             _check_rate(learning_rate)
-        if not (lr_scheduler is None or callable(lr_scheduler)):
-            warnings.warn(
-                f"lr_scheduler is {lr_scheduler!r}, expected a schedule such as mx.lr_scheduler.FactorScheduler(1000); "
-                "a constant rate is learning_rate",
-                stacklevel=3,
-            )
+        _check_scheduler(lr_scheduler)
         self.lr_scheduler = lr_scheduler
         self.lr = learning_rate
         if lr_scheduler is not None and learning_rate is not None:
@@ -453,6 +448,15 @@ def _set_base_rate(schedule: LRScheduler, rate: float) -> None:
             _warned_rates,
         )
     schedule.base_lr = rate
+
+
+def _check_scheduler(lr_scheduler: object) -> None:
+    if not (lr_scheduler is None or callable(lr_scheduler)):
+        warnings.warn(
+            f"lr_scheduler is {lr_scheduler!r}, expected a schedule such as mx.lr_scheduler.FactorScheduler(1000); a "
+            "constant rate is learning_rate",
+            stacklevel=4,
+        )
 
 
 def _check_rate(lr: object) -> None:

@@ -13,10 +13,12 @@ import secrets
 import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from flowmx.errors import raised_as_mxnet
+from flowmx.process_hooks import fold_uncaught
 from flowmx.serialization.in_place import rewrite
 from flowmx.serialization.marks import MARK, copy_name, first_bytes, spare_folder, token_of
 from flowmx.serialization.scratch import AnyPath, FolderError, sync_directory, write_scratch
@@ -79,11 +81,12 @@ def _create(target: Path, path: AnyPath, chunks: Iterable[bytes | memoryview]) -
     sync_directory(target.parent)
 
 
-def _opened(path: AnyPath) -> BinaryIO:
+def _opened(path: AnyPath) -> BufferedReader:
     try:
         return Path(path).open("rb")
     except FileNotFoundError as error:
         note_similar_files(error)
+        fold_uncaught()
         raise
 
 

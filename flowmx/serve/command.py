@@ -44,7 +44,8 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     if (options.model is None) == (options.repository is None):
-        parser.error("expected a model, or --repository FOLDER")
+        given = "both" if options.model else "neither"
+        parser.error(f"expected a model, or --repository FOLDER, not {given}")
     if options.handler is not None and options.model is None:
         parser.error("--handler needs a model; a model of a repository names its handler in its model.toml")
     if options.default is not None and options.repository is None:

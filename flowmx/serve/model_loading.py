@@ -298,7 +298,14 @@ def _inputs(shape: Any, dtype: Any, input_names: Sequence[str]) -> list[Input]:
             )
         shape = {input_names[0]: shape}
     dtypes = dtype if isinstance(dtype, Mapping) else dict.fromkeys(shape, dtype)
-    return [Input(name, tuple(sizes), np.dtype(dtypes.get(name) or np.float32)) for name, sizes in shape.items()]
+    return [Input(name, tuple(sizes), _dtype(dtypes.get(name))) for name, sizes in shape.items()]
+
+
+def _dtype(value: Any) -> np.dtype[Any]:
+    try:
+        return np.dtype(value or np.float32)
+    except TypeError:
+        raise TypeError(f"dtype is {value!r}, expected a name such as float32, float16, uint8 or int32") from None
 
 
 def _hybridized(block: Block) -> Block:

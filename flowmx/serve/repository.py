@@ -214,7 +214,10 @@ class Repository(ChecksKeywords):
 def _options(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    options = tomllib.loads(path.read_text())
+    try:
+        options = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not TOML: {error}; expected lines such as shape = [3, 32, 32]") from None
     unknown = [key for key in options if key not in (*_OPTION_NAMES, _VERSIONS)]
     if unknown:
         raise ValueError(f"{path} has {', '.join(unknown)}, expected some of {', '.join((*_OPTION_NAMES, _VERSIONS))}")

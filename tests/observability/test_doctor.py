@@ -447,7 +447,7 @@ def test_a_report_is_read_like_a_process(tmp_path, capsys):
 def test_an_unreachable_process_is_reported_with_the_reason():
     (snapshot,) = asyncio.run(fetch.fetch_all(["999999999"], 0.1))
     assert diagnose([snapshot])[0][1:4] == (
-        "a process that does not respond",
+        "a missing process",
         "process 999999999",
         "there is no such process",
     )

@@ -94,6 +94,8 @@ def read_head(raw: bytes | bytearray | memoryview, offset: int, path: str) -> He
         RecordFormatError: there is no valid header.
     """
     if len(raw) < HEAD.size:
+        if offset == 0 and bytes(raw[:4]) != MAGIC[: len(raw)]:
+            raise RecordFormatError(f"RecordIO: {path!r} begins with {bytes(raw)!r}: it is not a RecordIO file")
         end = f"at offset {offset + len(raw)}" if raw else f"at offset {offset} or before"
         raise RecordFormatError(
             f"RecordIO: {path!r} ends {end}, inside the header of a record at {offset}: it is truncated"

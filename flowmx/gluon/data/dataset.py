@@ -122,6 +122,7 @@ class Dataset(ChecksKeywords, Generic[Sample]):
             lazy: call the function each time a sample is read. If False, call it now, once per sample, so that random
                 transforms are drawn only once.
         """
+        _check_transform(fn)
         dataset: Dataset[Any] = _TransformedDataset(self, fn)
         return dataset if lazy else SimpleDataset(list(dataset))
 
@@ -138,7 +139,14 @@ class Dataset(ChecksKeywords, Generic[Sample]):
 
     def transform_first(self, fn: Callable[[Any], Any], lazy: bool = True) -> Dataset[Any]:
         """Transform only the first part of each sample (or a sample that is not a tuple); see :meth:`transform`."""
+        _check_transform(fn)
         return self.transform(_FirstTransform(fn), lazy)
+
+
+def _check_transform(fn: object) -> None:
+    """Refuse a class of blocks, whose object was meant."""
+    if isinstance(fn, type) and hasattr(fn, "hybridize"):
+        raise TypeError(f"transform: fn is the class {fn.__name__}, expected an object of it: {fn.__name__}()")
 
 
 class SimpleDataset(Dataset[Sample]):

@@ -7,11 +7,13 @@ import math
 from collections.abc import Sequence
 from typing import Unpack
 
-from flowmx.errors import ShapeError
+from flowmx.errors import ArgumentTypeError, ShapeError
 from flowmx.gluon.hybrid import Layer
 from flowmx.gluon.scope import BlockOptions
+from flowmx.ndarray import NDArray
 from flowmx.ops.registry.operators import Shape
 from flowmx.ops.registry.tensors import Functions, Tensor
+from flowmx.symbol import Symbol
 
 __all__ = ["Loss"]
 
@@ -39,6 +41,10 @@ class Loss(Layer):
 
     def _explain(self, error: Exception, inputs: Sequence[object]) -> str | None:
         """Name the shapes of the first two inputs if they do not fit, instead of those within the formula."""
+        others = [value for value in inputs if not isinstance(value, (NDArray, Symbol)) and value is not None]
+        if isinstance(error, ArgumentTypeError) and others:
+            kind = type(others[0]).__name__
+            return f"{type(self).__name__}: an input is a {kind}, expected an NDArray: mx.nd.array({kind}) creates one"
         first, second = (tuple(getattr(x, "shape", ())) for x in (*inputs, None, None)[:2])
         expected = self._expected_shape(first)
         if not isinstance(error, ShapeError) or len(inputs) < 2 or self._fits(first, second):

@@ -21,6 +21,16 @@ _LAYERS = {
 """Activations that are layers, by the names that other libraries use."""
 
 
+def _check_name(activation: object) -> None:
+    """Warn about a number, which is the number of outputs in other libraries, or a function; MXNet accepts them."""
+    if not isinstance(activation, str):
+        warnings.warn(
+            f"the activation is {activation!r}, expected a name such as 'relu', or None; layers find the number of "
+            "their inputs at the first call: nn.Dense(10), or nn.Dense(10, in_units=64)",
+            stacklevel=4,
+        )
+
+
 class Activation(Layer):
     """An activation by name.
 
@@ -30,12 +40,7 @@ class Activation(Layer):
     """
 
     def __init__(self, activation: str, **kwargs: Unpack[BlockOptions]) -> None:
-        if not isinstance(activation, str):
-            warnings.warn(
-                f"the activation is {activation!r}, expected a name such as 'relu', or None; layers find the number "
-                "of their inputs at the first call: nn.Dense(10), or nn.Dense(10, in_units=64)",
-                stacklevel=3,
-            )
+        _check_name(activation)
         self._act_type = activation
         super().__init__(**kwargs)
 

@@ -135,18 +135,17 @@ class RecurrentCell(Block):
 
         def __call__(self, inputs: A, states: Sequence[A], /) -> tuple[A, list[A]]: ...
 
-    def forward(self, inputs: Tensor, states: Any = None) -> Any:
-        """Compute one step: the output and the next states.
+    def _explain(self, error: Exception, inputs: Sequence[object]) -> str | None:
+        if not (isinstance(error, TypeError) and len(inputs) == 1 and "argument: 'states'" in str(error)):
+            return None
+        return (
+            f"{type(self).__name__} {self.name!r}: the states are missing: a cell computes one step, output, states = "
+            "cell(x, cell.begin_state(batch_size)); unroll(length, inputs) computes a sequence, and "
+            "mx.serve.Predictor(cell, shape, states=True) serves sessions"
+        )
 
-        Raises:
-            TypeError: the states are missing.
-        """
-        if states is None:
-            raise TypeError(
-                f"{type(self).__name__} {self.name!r}: the states are missing: a cell computes one step, output, "
-                "states = cell(x, cell.begin_state(batch_size)); unroll(length, inputs) computes a sequence, and "
-                "mx.serve.Predictor(cell, shape, states=True) serves sessions"
-            )
+    def forward(self, inputs: Tensor, states: Any) -> Any:
+        """Compute one step: the output and the next states."""
         self._counter += 1
         return super().forward(inputs, states)
 

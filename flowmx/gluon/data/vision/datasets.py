@@ -279,6 +279,11 @@ class ImageFolderDataset(_ImageFiles[int]):
         super().__init__(flag, transform)
         self.synsets: list[str] = []
         self.items = []
+        if not Path(root).expanduser().is_dir():
+            raise FileNotFoundError(
+                f"{type(self).__name__}: root is {str(root)!r}, which is not a folder; expected one with a folder "
+                "of images for each class"
+            )
         for folder in sorted(Path(root).expanduser().iterdir()):
             if not folder.is_dir():
                 warnings.warn(f"ImageFolderDataset: {str(folder)!r} is not a folder, and is skipped", stacklevel=2)
