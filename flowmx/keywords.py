@@ -1,4 +1,4 @@
-"""Checks of keyword arguments: errors name the arguments that exist, and other libraries' names."""
+"""Checks of keyword arguments: the errors list the arguments, and name those that other libraries call differently."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def refuse_unknown(cls: type[object], names: Iterable[str]) -> None:
 class ChecksKeywords:
     """A class whose objects are created only with keyword arguments that its constructor has.
 
-    Python's own error does not say which arguments there are, or how an argument of another library is called.
+    Unlike Python's own error, the error lists the arguments, and names the equivalent of another library's argument.
     """
 
     __slots__ = ()

@@ -290,10 +290,10 @@ def _run_user_code(
     finally:
         recording.state.reset(token)
         user_arrays.wait()
+    if result is not None and (isinstance(result, NDArray) or not isinstance(result, Awaitable)):
+        _warn_ignored(method, result)
     if isinstance(result, Awaitable):
         return _run_coroutine(result, user_arrays, run)
-    if result is not None:
-        _warn_ignored(method, result)
     user_arrays.close()
     return None
 

@@ -452,10 +452,10 @@ def _set_base_rate(schedule: LRScheduler, rate: float) -> None:
 
 def _check_scheduler(lr_scheduler: object) -> None:
     if not (lr_scheduler is None or callable(lr_scheduler)):
-        warnings.warn(
+        warn_user(
             f"lr_scheduler is {lr_scheduler!r}, expected a schedule such as mx.lr_scheduler.FactorScheduler(1000); a "
             "constant rate is learning_rate",
-            stacklevel=4,
+            set(),
         )
 
 

@@ -44,8 +44,8 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     if (options.model is None) == (options.repository is None):
-        given = "both" if options.model else "neither"
-        parser.error(f"expected a model, or --repository FOLDER, not {given}")
+        text = "expected a model, or --repository FOLDER"
+        parser.error(f"{text}, not both" if options.model else text)
     if options.handler is not None and options.model is None:
         parser.error("--handler needs a model; a model of a repository names its handler in its model.toml")
     if options.default is not None and options.repository is None:

@@ -206,7 +206,7 @@ def _of_onnx(
 
 
 def _compare_shapes(path: Path, declared: Sequence[tuple[str, Sequence[int]]], shape: object) -> None:
-    """Log shapes that differ from those that an ONNX file declares; some models compute them nevertheless."""
+    """Log shapes that differ from those that an ONNX file declares, because some models can compute them."""
     shapes = shape if isinstance(shape, Mapping) else {name: shape for name, _ in declared[:1]}
     for name, sizes in declared:
         row, new = tuple(size or None for size in sizes[1:]), shapes.get(name)

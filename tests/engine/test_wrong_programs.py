@@ -623,6 +623,247 @@ WRONG = {
         "'('",
         "a regular expression",
     ),
+    "dense_of_pytorch": Wrong(
+        """
+        net = nn.Dense(64, 10)  #!
+        """,
+        UserWarning,
+        "activation is 10",
+        "nn.Dense(10, in_units=64)",
+    ),
+    "layer_norm_of_pytorch": Wrong(
+        """
+        net = nn.LayerNorm(512)
+        net.initialize()
+        net(nd.ones((2, 512)))  #!
+        """,
+        ValueError,
+        "axis is 512",
+        "in_channels=512",
+    ),
+    "lstm_of_pytorch": Wrong(
+        """
+        gluon.rnn.LSTM(10, 20, 2)  #!
+        """,
+        ValueError,
+        "layout is 2",
+        "LSTM(hidden_size, num_layers, ...)",
+    ),
+    "one_state_of_an_lstm": Wrong(
+        """
+        net = gluon.rnn.LSTM(10)
+        net.initialize()
+        net(nd.ones((5, 3, 4)), nd.zeros((1, 3, 10)))  #!
+        """,
+        ValueError,
+        "number of states is 1",
+        "expected 2",
+    ),
+    "cell_without_states": Wrong(
+        """
+        cell = gluon.rnn.LSTMCell(8)
+        cell.initialize()
+        cell(nd.ones((2, 4)))  #!
+        """,
+        TypeError,
+        "states are missing",
+        "cell.begin_state(batch_size)",
+    ),
+    "nothing_returned": Wrong(
+        """
+        class Net(gluon.HybridBlock):
+            def hybrid_forward(self, F, x):
+                F.relu(x)
+
+        net = Net()
+        net.hybridize()
+        net(nd.ones((2,)))  #!
+        """,
+        TypeError,
+        "returned None",
+        "return its outputs",
+    ),
+    "device_as_initializer": Wrong(
+        """
+        nn.Dense(2).initialize(mx.cpu())  #!
+        """,
+        UserWarning,
+        "init is cpu(0)",
+        "ctx=cpu(0)",
+    ),
+    "shape_as_mean": Wrong(
+        """
+        nd.random.normal((2, 3))  #!
+        """,
+        ValueError,
+        "loc is (2, 3)",
+        "shape=(2, 3)",
+    ),
+    "labels_in_a_list": Wrong(
+        """
+        gluon.loss.SoftmaxCrossEntropyLoss()(nd.ones((2, 3)), [0, 1])  #!
+        """,
+        TypeError,
+        "an input is a list",
+        "mx.nd.array(list)",
+    ),
+    "rate_without_a_dict": Wrong(
+        """
+        net = nn.Dense(2)
+        net.initialize()
+        gluon.Trainer(net.collect_params(), "sgd", 0.1)  #!
+        """,
+        TypeError,
+        "optimizer_params is 0.1",
+        "{'learning_rate': 0.1}",
+    ),
+    "rate_as_a_schedule": Wrong(
+        """
+        mx.optimizer.SGD(lr_scheduler=0.1)  #!
+        """,
+        UserWarning,
+        "lr_scheduler is 0.1",
+        "FactorScheduler(1000)",
+    ),
+    "class_of_a_transform": Wrong(
+        """
+        data = gluon.data.ArrayDataset(nd.ones((4, 3)))
+        data.transform_first(gluon.data.vision.transforms.ToTensor)  #!
+        """,
+        TypeError,
+        "the class ToTensor",
+        "ToTensor()",
+    ),
+    "sample_without_a_value": Wrong(
+        """
+        class Data(gluon.data.Dataset):
+            def __len__(self):
+                return 2
+
+            def __getitem__(self, index):
+                pass
+
+        list(gluon.data.DataLoader(Data(), 2))  #!
+        """,
+        ValueError,
+        "a sample is None",
+        "__getitem__",
+    ),
+    "arrays_for_fit": Wrong(
+        """
+        net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), name="softmax")
+        mx.mod.Module(net).fit(np.ones((8, 3)), num_epoch=1)  #!
+        """,
+        TypeError,
+        "ndarray",
+        "mx.io.NDArrayIter(x, y, batch_size=32)",
+    ),
+    "array_for_a_batch": Wrong(
+        """
+        mod = mx.mod.Module(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), label_names=None)
+        mod.bind([("data", (4, 3))])
+        mod.init_params()
+        mod.forward(nd.ones((4, 3)))  #!
+        """,
+        TypeError,
+        "data_batch is a NDArray",
+        "mx.io.DataBatch([array]",
+    ),
+    "block_for_a_symbol": Wrong(
+        """
+        mx.mod.Module(nn.Dense(2))  #!
+        """,
+        TypeError,
+        "symbol is a Dense",
+        "expected a Symbol",
+    ),
+    "shape_for_bind": Wrong(
+        """
+        mod = mx.mod.Module(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), label_names=None)
+        mod.bind((4, 3))  #!
+        """,
+        TypeError,
+        "data_shapes is (4, 3)",
+        "[('data', (32, 10))]",
+    ),
+    "missing_epoch": Wrong(
+        """
+        mx.model.save_checkpoint("net", 3, mx.sym.var("x") * 2, {}, {})
+        mx.model.load_checkpoint("net", 7)  #!
+        """,
+        FileNotFoundError,
+        "net-0007.params",
+        "the folder has net-0003.params",
+    ),
+    "pushed_result": Wrong(
+        """
+        async def work():
+            return 1
+
+        mx.engine.push(work())  #!
+        """,
+        TypeError,
+        "the coroutine work()",
+        "write push(work)",
+    ),
+    "predictor_without_async": Wrong(
+        """
+        net = nn.Dense(2, in_units=4)
+        net.initialize()
+        with mx.serve.Predictor(net, (4,)):  #!
+            pass
+        """,
+        TypeError,
+        "instead of `with`",
+        "`async with`",
+    ),
+    "text_for_a_predictor": Wrong(
+        """
+        net = nn.Dense(2, in_units=4)
+        net.initialize()
+
+        async def main():
+            async with mx.serve.Predictor(net, (4,)) as predictor:
+                await predictor("hello")  #!
+
+        mx.run(main())
+        """,
+        ValueError,
+        "input data is a str",
+        "float32 (4,)",
+    ),
+    "outputs_of_another_model": Wrong(
+        """
+        net = nn.Dense(2, in_units=4)
+        net.initialize()
+
+        async def main():
+            async with mx.serve.Predictor(net, (4,)) as predictor:
+                await predictor.swap(nn.HybridLambda(lambda F, x: (x, x)))  #!
+
+        mx.run(main())
+        """,
+        ValueError,
+        "outputs is 2",
+        "expected 1",
+    ),
+    "result_of_a_custom_operator": Wrong(
+        """
+        class Twice(mx.operator.CustomOp):
+            def forward(self, is_train, req, in_data, out_data, aux):  #!
+                return in_data[0] * 2
+
+        class TwiceProp(mx.operator.CustomOpProp):
+            def create_operator(self, ctx, shapes, dtypes):
+                return Twice()
+
+        mx.operator.register("twice")(TwiceProp)
+        nd.Custom(nd.ones((2,)), op_type="twice").wait_to_read()
+        """,
+        UserWarning,
+        "returned a NDArray",
+        "self.assign(out_data[0]",
+    ),
     "error_in_an_operation": Wrong(
         """
         x = nd.array([0, 9])

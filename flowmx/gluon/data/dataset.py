@@ -144,7 +144,7 @@ class Dataset(ChecksKeywords, Generic[Sample]):
 
 
 def _check_transform(fn: object) -> None:
-    """Refuse a class of blocks, whose object was meant."""
+    """Refuse a class of blocks instead of an object."""
     if isinstance(fn, type) and hasattr(fn, "hybridize"):
         raise TypeError(f"transform: fn is the class {fn.__name__}, expected an object of it: {fn.__name__}()")
 
