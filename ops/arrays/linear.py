@@ -88,7 +88,7 @@ class _Transposed(Linear, hidden=True):
         )
 
     def _primal(self) -> Operator:
-        """Return the operator whose transpose this is."""
+        """Return the operator that this one is the transpose of."""
         parameters = parameters_of(self)
         if self.variadic:
             parameters[self.variadic] -= 1

@@ -50,7 +50,7 @@ def piecewise(xp: ArrayNamespace, x: Array, pieces: Sequence[tuple[Array, Core]]
 
 
 def sigmoid(xp: ArrayNamespace, x: Array, out: Array) -> None:
-    """Compute 1/(1 + e⁻ˣ), with full relative precision also for large negative x."""
+    """Compute 1/(1 + e⁻ˣ) with full relative precision, even for large negative x."""
     work = out if out.dtype.itemsize > 2 else xp.empty(out.shape, FLOAT32)  # 1 + e⁻ˣ loses small terms in 16 bits
     xp.multiply(x, -1.0, out=work, casting="unsafe")
     xp.exp(work, out=work)

@@ -56,7 +56,7 @@ class _Interleaved(Operator, heavy=True):
         pieces = widen(x).reshape(length, batch, self.heads, parts, width // (self.heads * parts))
         return pieces[:, :, :, index].transpose(1, 2, 0, 3)
 
-    # The same for arrays and for symbols, whose shapes are unknown: (batch · heads, length, size).
+    # Without shapes, which symbols do not have: (batch · heads, length, size).
 
     def select(self, F: Functions, x: Tensor, parts: int, index: int) -> Tensor:
         """Return one of the interleaved arrays."""

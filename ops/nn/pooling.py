@@ -85,7 +85,7 @@ def _spread_max(run: Run, head: Array, data: Array, output: Array, line: _Axis, 
     remaining_bits = head.view(bits)
     remaining, selected = (scratch(run, f"pooling {slot}", head.shape, bits) for slot in ("remaining", "selected"))
     if line.stride >= line.kernel and all(line.is_complete(where) for _, where in taps):
-        # Windows of equal length without overlap: the last tap gets the gradients that no earlier tap took.
+        # Windows of equal length without overlap: the last tap receives the gradients that no earlier tap received.
         if len(taps) * line.windows < line.length:  # some elements lie outside all windows
             out.fill(0)
         for (source, _), (next_source, _) in pairwise(taps):

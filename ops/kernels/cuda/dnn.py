@@ -47,7 +47,7 @@ class GraphRequest(NamedTuple):
         key: the cache key.
         inputs, outputs: the layouts of the arrays.
         limit: the maximum workspace in bytes.
-        tune: True to time all plans.
+        tune: whether to time all plans.
     """
 
     build: Callable[[Any, list[Any]], Sequence[Any]]

@@ -55,7 +55,7 @@ class _Place(NamedTuple):
     width: int
     """The maximum number of elements per thread and access, if the addresses are aligned."""
     mask: int
-    """The bits of an address that must be 0 for that."""
+    """The bits of an address that must be 0, so that it is aligned."""
     counter: str
 
 

@@ -163,7 +163,7 @@ def _pool(op: Pooling, run: Run, arrays: Sequence[Array], data: Array, out: Arra
         arrays: the arrays that the kernel reads, then the array that it writes.
         data: an array with the data's shape and layout.
         out: an array with the result's shape and layout.
-        backward: True for the gradient.
+        backward: whether to compute the gradient.
     """
     target = arrays[-1]
     is_supported = op.pool_type in _TAKE and memory_type(target.dtype) is not None and data.size and out.size

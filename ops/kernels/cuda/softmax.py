@@ -117,8 +117,8 @@ def _from_classes(ignores: bool, counts: bool, headed: bool) -> Formula:
 
     Args:
         ignores: whether a label may be ignored.
-        counts: True to divide by the number of valid labels, an additional input.
-        headed: True to multiply by the head, an additional input.
+        counts: whether to divide by the number of valid labels, an additional input.
+        headed: whether to multiply by the head gradient, an additional input.
     """
 
     def formula(p: Parameters, row: Row, y: Expr, *extra_inputs: Expr) -> Expr:

@@ -1,7 +1,7 @@
 """Functions that are compiled when first used, in separate threads.
 
-Compiling takes long and holds locks, ours and those of imports. A signal handler that interrupts a computing thread may
-wait for an operation that needs the same function, so no function is compiled on the stack of such a thread.
+Compiling takes long and holds locks: flowmx's and those of imports. A signal handler that interrupts a computing thread
+may wait for an operation that needs the same function, so no function is compiled on the stack of such a thread.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class _Ahead:
                 function()
 
     def call_later(self, work: Callable[[], object]) -> None:
-        """Call a function later, when first results are no longer awaited."""
+        """Call a function later, when the program no longer waits for its first results."""
         with self._lock:
             self._waiting.append(work)
             if len(self._waiting) > 1:
@@ -149,14 +149,14 @@ class _Ahead:
                 self._waiting.popleft()
 
     def end(self) -> None:
-        """Start nothing more, and wait for what is running."""
+        """Start no more work, and wait for running work."""
         self.is_over = True
         self._ending.set()
         for thread in self._threads:
             thread.join(_PATIENCE)
 
     def forget(self) -> None:
-        """Forget the waiting functions: in a forked child, since the parent calls them."""
+        """Drop the queued functions, in the child of a fork: the parent calls them."""
         self._lock = threading.Lock()
         self._waiting.clear()
 

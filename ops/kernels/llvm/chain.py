@@ -33,7 +33,7 @@ from flowmx.ops.registry.kernels import ArrayLayout, kernel, kernel_for
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape
 
 _MIN_SIZE = 512
-"""The least product of elements and links that is worth a compilation."""
+"""The minimum product of elements and links for which a compilation is worthwhile."""
 _MAX_CALLS = 1024
 """Maximum number of layouts of arrays for which a chain stays prepared."""
 
@@ -102,7 +102,7 @@ class _Call:
 
     @property
     def program(self) -> Program:
-        """The function that computes it if outputs stay in the caches."""
+        """The function that computes the chain if outputs stay in the caches."""
         return self._walk.program
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:

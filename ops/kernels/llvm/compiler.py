@@ -84,7 +84,7 @@ class _Host(NamedTuple):
 
 
 def _host() -> _Host | None:
-    """Return the compiler, set up, or None if llvmlite is missing or does not know this machine."""
+    """Return the compiler, or None if llvmlite is missing or does not support this machine."""
     with _lock:
         return _set_up()
 
@@ -162,7 +162,7 @@ def load() -> None:
 
 
 def load_count() -> int:
-    """Return how many functions have been loaded; a recorded call may be replaced by one of those that came later."""
+    """Return the number of loaded functions; if it has grown, recorded calls may be replaced by faster functions."""
     return len(_loads)
 
 

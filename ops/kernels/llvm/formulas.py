@@ -26,7 +26,7 @@ from flowmx.ops.kernels.llvm.math_functions import expanded
 from flowmx.ops.math.unary import TABLE
 
 _PLAIN = 1 << 16
-"""Elements below which the plain forward is as fast, for operators where it is one of NumPy's fast functions."""
+"""The number of elements below which the operator's forward is as fast, if it is one of NumPy's fast functions."""
 
 _MIN_SIZES = {
     **dict.fromkeys(("erf", "sigmoid"), MIN_SIZE_MANY_STEPS),

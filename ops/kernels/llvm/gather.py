@@ -26,9 +26,9 @@ _MIN_SIZE = 1 << 14
 _MIN_ROWS_SIZE = 1 << 9
 """The same for rows picked by an index, and their gradient."""
 _TASK = 1 << 14
-"""Elements of a task, at least."""
+"""The minimum number of elements of a task."""
 _SHARED = 1 << 16
-"""Elements from which several threads pay."""
+"""The minimum number of elements for which several threads are faster."""
 _AHEAD = 4
 """The number of rows that memory is prefetched ahead."""
 
@@ -46,7 +46,7 @@ def _suits(*arrays: Array) -> bool:
 
 
 def position(code: Code, indices: Value, at: Value, kind: str, mode: str, rows: Value) -> Value:
-    """Return the row that an index means: outside, the nearest one, or around."""
+    """Return the row for an index; an index out of range is clipped, or with ``mode`` wrap taken modulo the rows."""
     place = code.at(indices, at, kind)
     index = code.put(kind, f"load {kind}, {place}")
     if kind == "float":
@@ -118,7 +118,7 @@ def _scatter(kind: str, mode: str, features: frozenset[str]) -> str:
 
 
 def _one_hot(features: frozenset[str]) -> str:
-    """Rows of one number with another at the index, where that is one."""
+    """Rows of one number, with another number at the index if that is in range."""
     code = Code(FLOAT, features)
     count, share, length = code.word(), code.word(), code.word()
     on, off = code.number(), code.number()
@@ -154,7 +154,7 @@ def _shares(rows: int, length: int) -> tuple[int, int, int]:
 
 
 def _readable(run: Run, index: Array, rows: int, mode: str, name: str) -> tuple[Array, str]:
-    """An index array that the functions can read, and how they are to read it."""
+    """Return an index array in a form that the functions read, and the mode for indices out of range."""
     if mode == "raise" or index.dtype not in INDEX_TYPES:
         index, mode = positions(run.xp, index, rows, mode, name), "clip"
     if index.dtype not in INDEX_TYPES or not index.flags.c_contiguous:
@@ -163,7 +163,7 @@ def _readable(run: Run, index: Array, rows: int, mode: str, name: str) -> tuple[
 
 
 def _take(run: Run, name: str, mode: str, inputs: Sequence[Array], out: Array) -> bool:
-    """``out[...] = table[index]`` where the function takes such arrays."""
+    """Compute ``out[...] = table[index]``; return False if no function supports the arrays (yet)."""
     table, index = inputs
     rows = len(table)
     width = table.nbytes // max(1, rows)
@@ -270,7 +270,7 @@ def _sum_shares(rows: int, length: int, size: int) -> tuple[int, int, int]:
 
 
 def _add_rows(run: Run, mode: str, head: Array, index: Array, out: Array) -> bool:
-    """The sums of a head's rows by index, into ``out``, where the function takes such arrays."""
+    """Sum the rows of a head gradient by index, into ``out``; return False if no function supports the arrays (yet)."""
     rows = len(out)
     if head.size < _MIN_ROWS_SIZE or not rows or not _suits(head, out):
         return False

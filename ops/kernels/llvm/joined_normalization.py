@@ -18,7 +18,7 @@ from flowmx.ops.registry.operators import Array, Run, lookup
 
 LANES = 16
 _TASK = 1 << 15
-"""The fewest elements of a task."""
+"""The minimum number of elements of a task."""
 _AFTER = 3
 """The addresses before those of the parts: scale, shift and output."""
 

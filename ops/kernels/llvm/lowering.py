@@ -38,7 +38,8 @@ def lower_side_by_side(
 ) -> list[list[Value]]:
     """Compute formulas for several vectors, interleaving their instructions.
 
-    An instruction then stands further behind the one that it waits for, since a processor looks ahead only so far.
+    This puts more instructions between an instruction and the one that it waits for: a processor looks ahead only so
+    far.
 
     Args:
         code: as in :func:`lower`.

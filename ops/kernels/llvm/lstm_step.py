@@ -1,8 +1,8 @@
 """A step of an LSTM: the recurrent product, and all operations after it.
 
 A panel of the recurrent weights has the four gates of 16 units, so that the sums of a panel become new cells and
-outputs without leaving the registers. Each second step reads the panels backward: then the last ones that the previous
-step read are still in the second-level cache.
+outputs without leaving the registers. Every second step reads the panels backward: the last panels that the previous
+step read are then still in the second-level cache.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ _CELL_WORDS = 6
 _CURRENT = 6
 """The word of the table in which a run stores the number of its current record."""
 _CHANGED = -1
-"""The result of a run that did nothing, since an array has another form."""
+"""The result of a run that did nothing, because the form of an array has changed."""
 _ITEMS = ctypes.sizeof(ctypes.c_void_p) * 3
 """The offset of the address of the items in a list object."""
 _FLAGS = DATA + 48

@@ -31,7 +31,7 @@ _NEAR = 1 << 19
 _TASK = 1 << 16
 """The approximate number of blocks of products (16 outputs of 32 values) of a task."""
 _MANY = 1000
-"""The number of these blocks from which several threads compute a product: about 40 µs of reading memory."""
+"""The minimum number of these blocks for which several threads compute a product: about 40 µs of reading memory."""
 _BLOCKS = 1 << 9
 """The number of blocks of data that a task rounds."""
 

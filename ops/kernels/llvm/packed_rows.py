@@ -22,7 +22,7 @@ from flowmx.ops.registry.kernels import kernel
 from flowmx.ops.registry.operators import Array, Run
 
 _SHARED = 1 << 16
-"""The number of values from which several threads take part."""
+"""The minimum number of values for which several threads are faster."""
 
 
 class Kind(NamedTuple):

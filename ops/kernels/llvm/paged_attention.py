@@ -37,7 +37,7 @@ _ROWS = 6
 _FEW_TASKS = 8
 """Below this number of tasks, the heads that share keys are split: threads then have equal work."""
 _SHARED = 1 << 15
-"""The number of products of a query's and a key's elements from which several threads pay."""
+"""The minimum number of products of elements of queries and keys for which several threads are faster."""
 _EVERYTHING = 1 << 40
 """A window that holds every position."""
 _HIDDEN = -1e30

@@ -1,7 +1,7 @@
 """Averages of cells of regions, and their gradient for the data: weighted sums over the few pixels of each cell.
 
-A vector holds one pixel's channels. They are gathered from where they lie, or, where many regions look at a pixel, read
-from a copy of the data with its channels last.
+A vector holds one pixel's channels. They are gathered from the data or, if many regions read each pixel, loaded from a
+copy of the data with its channels last.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FLOAT_TYPES = {np.dtype(np.float32): FLOAT, np.dtype(np.float64): DOUBLE}
 _SHARED = 1 << 14
 """The minimum number of elements read or written for which several threads are faster."""
 _COPIED = 3
-"""The number of looks at each pixel from which a copy of the data pays."""
+"""The minimum number of reads of each pixel for which a copy of the data is faster."""
 _SIDE_BY_SIDE = 4
 """Vectors of channels that are summed at a time."""
 
@@ -38,7 +38,7 @@ _pack = struct.Struct(f"{2 + len(_WORDS) + 2 + 2 + 2 * len(_AXIS) + 2}q").pack
 
 
 class _Cells:
-    """The words and the loops over cells and their pixels that both functions have."""
+    """The common part of both functions: their arguments, and the loops over cells and pixels."""
 
     def __init__(self, real: FloatType, packed: bool, features: frozenset[str]) -> None:
         self.code = code = Code(real, features)
@@ -175,7 +175,7 @@ def _program(write: Any, real: FloatType, packed: bool) -> Program:
 
 
 def _looked_at(spans: tuple[Spans, Spans]) -> int:
-    """The number of pixels that all cells look at, those that share some counted for each."""
+    """The number of pixels that all cells read; a pixel counts once for each cell that reads it."""
     rows, columns = (int((each.behind - each.first).sum()) for each in spans)
     return rows * columns // max(1, len(spans[0].first))
 

@@ -1,4 +1,4 @@
-"""Images of bytes in another size: linear, cubic and Lanczos, equal to ``ops/vision/opencv_resize.py`` to the last bit.
+"""Resize images of bytes: linear, cubic and Lanczos, bit-identical to ``ops/vision/opencv_resize.py``.
 
 A row of the result is a weighted sum of a few rows, which are first resized along their length. These are cached while
 the next row of the result needs them too, in one slot per tap: the needed rows are consecutive, so a row's number
@@ -33,7 +33,7 @@ def resize(image: Array, out: Array, interp: int) -> bool:
     """Resize an image (height, width, channels) into ``out``; return False if no compiled function can.
 
     Args:
-        image: bytes; its rows may lie apart, as those of a part of another image.
+        image: bytes; its rows need not be adjacent, as in a part of another image.
         out: bytes, in C order.
         interp: OpenCV's number of the method.
     """

@@ -42,7 +42,7 @@ _TASK = 1 << 14
 _TWO_TASKS = 1 << 15
 _SLOTS = 4
 _MAX_CALLS = 1024
-"""Maximum number of forms of calls that a formula remembers."""
+"""Maximum number of prepared calls that a formula caches, by the form of the arrays."""
 _Prepared = tuple[Program, bytes, tuple[int, int, int] | None, bool]
 """A prepared call on arrays of the same shape: the program, its words without the arrays, the shape of the tasks'
 partial totals, whether several threads take part."""

@@ -19,9 +19,10 @@ _SHARED = 1 << 16
 _FLOAT_TYPES = {np.dtype(np.float32): FLOAT, np.dtype(np.float64): DOUBLE}
 
 _PARTS = 4
-"""Results that are added up, each of a share of the matrix, where it has as many times more elements than results."""
+"""The number of shares of a matrix with separate results, which are then added up, if it has that many times more
+elements than the result."""
 _COLUMNS = 16
-"""Columns of a task, or a multiple of these: those of a line of the cache."""
+"""The number of columns of a task is a multiple of this: the columns in a cache line."""
 
 _pack = struct.Struct("6q5q").pack
 

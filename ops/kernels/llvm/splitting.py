@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _TASK = 1 << 14
 """The number of elements of a task, at least."""
 _SHARED = 1 << 16
-"""The number of elements from which several threads pay."""
+"""The minimum number of elements for which several threads are faster."""
 _MAX_PARTS = 8
 
 _pack = struct.Struct("5q").pack

@@ -18,7 +18,7 @@ from flowmx.ops.registry.operators import Array
 from flowmx.ops.vision.suppression import Boxes, Rule, suppressor
 
 _SHARED = 256
-"""Boxes of an example from which several threads pay."""
+"""The minimum number of boxes of an example for which several threads are faster."""
 _FLOAT_TYPES = {np.dtype(np.float32): FLOAT, np.dtype(np.float64): DOUBLE}
 _pack = struct.Struct("5q2d3q").pack
 

@@ -97,7 +97,7 @@ def _deconvolution_weight(op: Deconvolution, inputs: Geometries, outputs: Geomet
 
 
 def _fully_connected(op: FullyConnected, inputs: Geometries, outputs: Geometries) -> Work | None:
-    """Return the product of a layer that is large enough for its call to pay off."""
+    """Return the product of a layer that is large enough to be faster by oneDNN."""
     rows = prod(outputs[0].shape) // op.num_hidden
     is_large = op.num_hidden * prod(inputs[0].shape) >= (SMALL_BY_VECTOR if rows == 1 else SMALL)
     return _connect(op, inputs, outputs) if is_large or getattr(op, "whole", False) else None
