@@ -170,8 +170,8 @@ class PagedAttention(Operator, heavy=True, no_gradient=True, precision=Precision
         scores = xp.where(visible, scores, -xp.inf)
         weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
-        used = visible.any(axis=0)  # other slots may contain NaN
-        attention: Array = xp.einsum("htp,phd->thd", weights[..., used], values[used])
+        used = visible.any(axis=0)[:, None, None]  # other slots may contain NaN
+        attention: Array = xp.einsum("htp,phd->thd", weights, xp.where(used, values, 0))
         return attention
 
 

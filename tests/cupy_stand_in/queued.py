@@ -13,7 +13,9 @@ import numpy as np
 from tests.cupy_stand_in.machine import Machine, cuda
 
 _BASIC = (int, np.integer, slice, type(Ellipsis), type(None))
-_READ = ("sum", "mean", "max", "min", "prod", "argmax", "argmin", "round", "clip", "take", "cumsum", "all", "any")
+_READ = (
+    "sum", "mean", "max", "min", "prod", "argmax", "argmin", "round", "clip", "take", "cumsum", "all", "any", "repeat",
+)  # fmt: skip
 
 
 def _span(shape, strides, itemsize):
@@ -191,6 +193,9 @@ def make(machine: Machine):
 
         def item(self):
             return self.get().item()
+
+        def tolist(self):
+            return self.get().tolist()
 
         def __float__(self):
             return float(self.item())
