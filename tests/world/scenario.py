@@ -17,10 +17,11 @@ class Fault:
 
     Attributes:
         at: the time, in seconds.
-        kind: ``kill``, ``pause``, ``cut`` (both directions), ``mute`` (one direction), ``reset`` or ``slow``.
+        kind: ``kill``, ``terminate`` (SIGTERM), ``pause``, ``cut`` (both directions), ``mute`` (one direction),
+            ``reset`` or ``slow``.
         target: the process.
         other: the other process of a fault of their link.
-        seconds: the duration; for ``kill``, the time until the process is started again, or 0.
+        seconds: the duration; for ``kill`` and ``terminate``, the time until another start, or 0.
     """
 
     at: float
@@ -28,6 +29,12 @@ class Fault:
     target: str
     other: str = ""
     seconds: float = 0.0
+
+    @property
+    def loses(self) -> str:
+        """The node that the job may lose by it, or an empty string."""
+        is_long = self.seconds > TIMEOUT / 3 and self.other in ("", "scheduler")
+        return self.target if self.kind in ("kill", "terminate") or is_long else ""
 
     def __str__(self) -> str:
         where = f"{self.target} and {self.other}" if self.other else self.target
@@ -65,7 +72,7 @@ class Scenario:
     @property
     def writers(self) -> int:
         """The largest number of starts of workers."""
-        return self.workers + sum(fault.kind == "kill" and fault.target.startswith("worker") for fault in self.faults)
+        return self.workers + len(self.faults)
 
 
 def draw(seed: int) -> Scenario:
@@ -97,21 +104,32 @@ def _stop_fault(rng: random.Random, workers: int, servers: int) -> tuple[Fault, 
 
 def _faults(rng: random.Random, workers: int, servers: int) -> tuple[Fault, ...]:
     """Draw faults that a job survives: at most one server at a time is lost, and its successor gets time to copy."""
-    faults, now = [], 0.0
+    faults, now = list[Fault](), 0.0
+    scale = rng.choice((0.05, 0.5, 5.0, 15.0))  # many bugs are in the first moments of a job
     for _ in range(rng.choice((0, 1, 1, 2, 3, 5))):
-        now += rng.choice((rng.uniform(0, 1), rng.uniform(0, 15)))
+        now += rng.uniform(0, scale)
         faults.append(fault := _fault(rng, now, workers, servers))
-        if fault.kind == "kill" and fault.target.startswith("server"):
-            now += 2 * TIMEOUT + fault.seconds
+        if fault.loses.startswith("server"):
+            now += 3 * TIMEOUT + fault.seconds
     return tuple(faults)
 
 
 def _fault(rng: random.Random, at: float, workers: int, servers: int) -> Fault:
     nodes = _nodes(workers, servers)
-    kind = rng.choice(("kill", "kill", "pause", "cut", "mute", "reset", "slow"))
+    losable = nodes if servers > 1 else [name for name in nodes if name.startswith("worker")]
+    kind = rng.choice(("kill", "kill", "kill", "terminate", "pause", "cut", "mute", "reset", "slow"))
     if kind == "kill":
-        killable = nodes if servers > 1 else [name for name in nodes if name.startswith("worker")]
-        return Fault(at, kind, rng.choice([*killable, "scheduler"]), seconds=rng.choice((0.5, 3.0, 15.0)))
+        return Fault(at, kind, rng.choice([*losable, "scheduler"]), seconds=rng.choice((0.01, 0.5, 3.0, 15.0)))
+    if kind == "terminate":
+        return Fault(at, kind, rng.choice(losable), seconds=rng.choice((0.5, 3.0)))
+    if rng.random() < 0.25:  # so long that the node is lost
+        target = rng.choice(losable)
+        seconds = rng.uniform(TIMEOUT, 2 * TIMEOUT)
+        return (
+            Fault(at, "pause", target, "", seconds)
+            if kind == "pause"
+            else Fault(at, "cut", target, "scheduler", seconds)
+        )
     short = rng.uniform(0.01, TIMEOUT / 3)
     if kind == "pause":
         return Fault(at, kind, rng.choice([*nodes, "scheduler"]), seconds=short)

@@ -114,6 +114,7 @@ class World:
         self.processes: dict[str, Process] = {}
         self.started: list[Process] = []
         self.killed: list[str] = []
+        self.excused: set[Process] = set()
         self._writers = 0
 
     @contextlib.contextmanager
@@ -192,16 +193,28 @@ class World:
         process = self.processes[fault.target]
         if not process.is_alive:
             return
+        if fault.loses:
+            self.killed.append(process.name)
+            self.excused.add(process)
         self.tell(fault.kind + (f" ({fault.seconds:.2f} s)" if fault.seconds else ""), fault.target, fault.other)
         await getattr(self, f"_{fault.kind}")(fault, process)
 
     async def _kill(self, fault: Fault, process: Process) -> None:
         process.end()
-        self.killed.append(process.name)
+        await self._restart(fault, process)
+
+    async def _terminate(self, fault: Fault, process: Process) -> None:
+        process.terminate()
+        while process.is_alive:
+            await asyncio.sleep(0.1)
+        await self._restart(fault, process)
+
+    async def _restart(self, fault: Fault, process: Process) -> None:
+        """Start a process again, as a launcher does."""
         if fault.seconds:
             await asyncio.sleep(fault.seconds)
-            if not self._is_over():
-                self.start(fault.target)
+            if not self._is_over() and self.processes[process.name] is process:
+                self.start(process.name)
 
     def _is_over(self) -> bool:
         """Return whether the scheduler has ended, as it does when the job is over."""
@@ -245,12 +258,17 @@ class World:
             error = _error_of(process)
             if isinstance(error, Violation):
                 raise error
-            if error is not None and not self._may_fail(error):
+            if error is None:
+                continue
+            if process in self.excused and self.scenario.policy == "elastic" and _says_lost(error):
+                if self.processes[process.name] is process and not self._is_over():
+                    self.start(process.name)
+            elif not self._may_fail(error) and not (process in self.excused and self._is_over()):
                 raise Violation(f"{process.name} failed: {type(error).__name__}: {error}")
 
     def _may_fail(self, error: BaseException) -> bool:
         """Return whether an error is right: the job is over, or under ``stop`` has lost a node that it names."""
-        if self._is_over():
+        if self._is_over() or getattr(error, "kind", "") == "over":
             return isinstance(error, NodeGone | Refused)
         if self.scenario.policy != "stop" or not self.killed:
             return False
@@ -263,6 +281,11 @@ class World:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
         with engine.lock:
             engine.books.take_unraised()
+
+
+def _says_lost(error: BaseException) -> bool:
+    """Return whether an error says that its node is lost."""
+    return isinstance(error, NodeGone | Refused) or "this worker was declared lost" in str(error)
 
 
 def _has_finished(process: Process) -> bool:

@@ -305,11 +305,13 @@ def _fail(bundle: list[Item], error: BaseException) -> None:
             exchange.end(error)
 
 
-_FINAL = ("not_counted", "not_initialized", "lost", "update_failed")
+_FINAL = ("not_counted", "not_member", "not_initialized", "lost", "update_failed")
 """Kinds of refusals after which no worker waits for the push: there is no value, or this worker is not counted."""
 
+_DECLARED_LOST = "this worker was declared lost: restart it, so that it joins again"
 _ADVICE: Mapping[str, str] = {
-    "not_counted": "this worker was declared lost: restart it, so that it joins again",
+    "not_counted": _DECLARED_LOST,
+    "not_member": _DECLARED_LOST,
     "not_initialized": "if init was called, all servers that had the key were lost: restart from a checkpoint",
     "lost": "restart from a checkpoint",
 }
