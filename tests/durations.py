@@ -23,10 +23,10 @@ WAITING = re.compile(r"os\.(fork|kill)|/proc/self|ru_maxrss|tracemalloc|\b(Launc
 # fmt: off
 SECONDS = {
     "graph/mode_fuzzer": 38, "repository/vocabulary": 32, "engine/exit_and_fork": 28, "kvstore/chaos": 24,
-    "kvstore/server_model": 21, "world/world": 8, "kvstore/launch_dask": 20, "kvstore/distributed_training": 20,
+    "kvstore/server_model": 21, "kvstore/launch_dask": 20, "kvstore/distributed_training": 20,
     "serve/pool": 20,
     "comm/launch_slots": 16, "generation/schemas": 7, "generation/adapters": 7, "repository/examples_generation": 18,
-    "serve/text/tools": 3, "generation/live_weights": 3, "gluon/lora": 4,
+    "serve/text/tools": 3, "world/world": 8, "generation/live_weights": 3, "gluon/lora": 4,
     "compat/sklearn": 16, "repository/examples": 15, "comm/wire_fuzz": 15, "engine/scheduler": 15,
     "gluon/data_loader": 15, "kvstore/worker_failures": 14, "comm/simulated_hosts": 12,
     "repository/examples_training": 12, "graph/micro_batches": 12, "ops/gradients": 12, "comm/heartbeat_process": 11,
