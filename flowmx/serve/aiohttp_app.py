@@ -256,7 +256,7 @@ async def run(
         member: the pool that this process is a worker of, if any; it listens instead.
 
     Returns:
-        whether all requests were answered before the time to drain was over.
+        Whether all requests were answered before the time to drain was over.
 
     Raises:
         OSError: the address is in use or not local.
@@ -287,17 +287,23 @@ async def run(
         if started is not None:
             started(f"{'http' if tls is None else 'https'}://{host}:{listener.sockets[0].getsockname()[1]}")
         await stop_event.wait()
-        _log.info("draining: pending requests are answered, new ones are refused")
-        end = asyncio.get_running_loop().time() + service.drain_timeout
-        closing.set()
-        await listener.close()
-        connections.close()
-        await _connections_closed(runner)
-        for task in application[RECEIVING]:
-            task.cancel()  # its request is incomplete
-        late = await application[REQUESTS].finish(end - asyncio.get_running_loop().time())
-        if late:
-            _log.warning("%d requests were not answered within %g s: they are refused", late, service.drain_timeout)
+        return await _drain(application, runner, listener)
+
+
+async def _drain(application: web.Application, runner: web.AppRunner, listener: Listener) -> bool:
+    """Answer pending requests and refuse new ones; return whether all were answered in time."""
+    service, clock = application[SERVICE], asyncio.get_running_loop().time
+    _log.info("draining: pending requests are answered, new ones are refused")
+    end = clock() + service.drain_timeout
+    application[CLOSING].set()
+    await listener.close()
+    application[CONNECTIONS].close()
+    await _connections_closed(runner)
+    for task in application[RECEIVING]:
+        task.cancel()  # its request is incomplete
+    late = await application[REQUESTS].finish(end - clock())
+    if late:
+        _log.warning("%d requests were not answered within %g s: they are refused", late, service.drain_timeout)
     return not late
 
 
