@@ -1,7 +1,10 @@
 """The documentation site (``make docs``): these pages and the docstrings, built by Sphinx without network access."""
 
+import re
 from importlib.metadata import version as version_of
 from pathlib import Path
+
+from sphinx.writers.html5 import HTML5Translator
 
 project = "flowmx"
 author = "the flowmx authors"
@@ -45,6 +48,20 @@ python_maximum_signature_line_length = 100
 default_role = "code"
 
 
+class _Translator(HTML5Translator):
+    """Writes the lines of long signatures as spans: Sphinx writes a list of definitions without terms."""
+
+    def visit_desc_parameterlist(self, node):
+        self._first_part = len(self.body)
+        super().visit_desc_parameterlist(node)
+
+    def depart_desc_parameterlist(self, node):
+        super().depart_desc_parameterlist(node)
+        for place in range(self._first_part, len(self.body)):
+            begun = re.sub("<d[ld]", '<span class="sig-line"', self.body[place])
+            self.body[place] = re.sub("</d[ld]>", "</span>", begun)
+
+
 def _give_levels(app, page, template, context, doctree):
     """Set the heading level of the captions of the contents, which Sphinx omits."""
     for part in ("body", "furo_navigation_tree"):
@@ -54,4 +71,5 @@ def _give_levels(app, page, template, context, doctree):
 
 def setup(app):
     """Connect the changes to pages, after the theme, which builds the contents."""
+    app.set_translator("html", _Translator)
     app.connect("html-page-context", _give_levels, priority=900)
