@@ -452,7 +452,7 @@ BENCHMARKS = {
         planning, language, transformer, transformers, hybrid, gluon, small, other_small, small_operators, shapes,
         detection, sparse, attention, first_calls, importing, short_calls,
         kvstore, checkpoints, recordio, images, loader, profiling, serving, hostile, gpu, half, int8, packed,
-        generation, parity, sessions, onnx,
+        generation, adapters, parity, sessions, onnx,
         prediction,
     )
 }  # fmt: skip
