@@ -193,7 +193,13 @@ def _rewrite(symbol: Symbol, replacements: Mapping[str, str]) -> Symbol:
             continue
         inputs = tuple(map(move, node.inputs))
         new = replacements.get(node.op.name)
-        if new is None:
+        if new is None and "float64" in replacements and getattr(node.op, "dtype", None) == np.float32:
+            values = {name: getattr(node.op, name) for name in node.op.parameters}
+            copy = Node(
+                type(node.op).create(**{**values, "dtype": np.dtype(np.float64)}), node.name, inputs, node.attributes
+            )
+            table.update({Entry(node, i): Entry(copy, i) for i in range(node.outputs())})
+        elif new is None:
             copy = (
                 Node(node.op, node.name, inputs, node.attributes, node.user_parameters)
                 if inputs != node.inputs
@@ -209,7 +215,7 @@ def _rewrite(symbol: Symbol, replacements: Mapping[str, str]) -> Symbol:
 
 def _plain(node: Node, name: str, data: Entry) -> Entry:
     parameters = {"axis": -1 if getattr(node.op, "preserve_shape", False) else 1} if name == "softmax" else {}
-    return Entry(Node(lookup(name)(**parameters), node.name, (data,)), 0)
+    return Entry(Node(lookup(name).create(**parameters), node.name, (data,)), 0)
 
 
 def _without_heads(symbol: Symbol) -> Symbol:
@@ -224,4 +230,5 @@ def _without_heads(symbol: Symbol) -> Symbol:
 
 
 def _without_dropout(symbol: Symbol) -> Symbol:
-    return _rewrite(symbol, {"Dropout": ""})
+    """Return a symbol without dropout, which computes in float64."""
+    return _rewrite(symbol, {"Dropout": "", "float64": ""})

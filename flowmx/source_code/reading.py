@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -9,13 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flowmx import ndarray
 from flowmx.contrib.onnx import dynamic_lengths
 from flowmx.contrib.onnx.dynamic_lengths import Lengths, Varying
 from flowmx.graph import infer
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.operators import Array, DType, Shape
-from flowmx.source_code.description import Layer, Network, State, Step, Unsupported, Value
+from flowmx.source_code.description import Layer, Network, State, Step, Transform, Unsupported, Value
 from flowmx.source_code.names import identifier, unused
 from flowmx.symbol import Symbol
 from flowmx.symbol.partition import inline_regions
@@ -136,6 +138,32 @@ class Site:
             raise Unsupported(f"its input {self.op.inputs()[index]!r} is computed, expected an array of the checkpoint")
         return self._reader.arrays[name].asnumpy()
 
+    def folded(self, index: int) -> tuple[tuple[str, ...], Transform]:
+        """Return the arrays that an input is computed from, and the function that computes it from them.
+
+        Raises:
+            Unsupported: it depends on an input of the network.
+        """
+        symbol = Symbol([self._node.inputs[index]])
+        names = tuple(symbol.list_inputs())
+        missing = [name for name in names if name not in self._reader.arrays]
+        if missing:
+            raise Unsupported(f"its input {self.op.inputs()[index]!r} depends on {missing[0]!r}, expected parameters")
+
+        def compute(*arrays: Array) -> Array:
+            if symbol.entries[0].node.is_variable:
+                return arrays[0]
+            values = {name: ndarray.array(array, dtype=array.dtype) for name, array in zip(names, arrays, strict=True)}
+            result: Array = symbol.bind(None, values, grad_req="null").forward()[0].asnumpy()
+            return result
+
+        return names, compute
+
+    def source(self, index: int) -> str:
+        """Return the name of the operator that computes an input, or ""."""
+        op = self._node.inputs[index].node.op
+        return "" if op is None else op.name
+
     def state(self, **indices: int) -> dict[str, State]:
         """Return a layer's state: copies of inputs, by their names in the layer."""
         return {key: State((str(self.parameter(index)),)) for key, index in indices.items()}
@@ -187,7 +215,7 @@ def read(
     values: dict[Entry, Value] = {}
     named_inputs: dict[str, Value] = {}
     steps: list[Step] = []
-    problems: list[str] = []
+    problems: dict[int, str] = {}
     states = set(symbol.list_auxiliary_states())
     for node in reader.nodes:
         if node.op is None:
@@ -198,13 +226,10 @@ def read(
         try:
             step = _describe(reader, node, values, table, states)
         except Unsupported as error:
-            problems.append(f"{node.name!r} ({node.op.name}): {error}")
-            step = None
-            values.update({Entry(node, i): len(values) + i for i in range(node.outputs())})
+            step = _unwritten(node, values)
+            problems[id(step)] = f"{node.name!r} ({node.op.name}): {error}"
         if step is not None:
             steps.append(step)
-    if problems:
-        raise Unsupported(f"these nodes cannot be written for {table.name}:\n  " + "\n  ".join(problems))
     outputs = {}
     for output, entry in zip(symbol.list_outputs(), symbol.entries, strict=True):
         if entry not in values:
@@ -212,7 +237,20 @@ def read(
             values[entry] = _next(values)
             steps.append(Step(entry.node.name, "{layer}", (), (values[entry],), {"layer": layer}))
         outputs[output] = values[entry]
-    return Network(name, named_inputs, outputs, _in_order(steps, list(named_inputs.values()), list(outputs.values())))
+    steps = _in_order(_without_duplicates(steps, outputs), list(named_inputs.values()), list(outputs.values()))
+    reasons = [problems[id(step)] for step in steps if id(step) in problems]
+    if reasons:
+        raise Unsupported(f"these nodes cannot be written for {table.name}:\n  " + "\n  ".join(reasons))
+    return Network(name, named_inputs, outputs, steps)
+
+
+def _unwritten(node: Node, values: dict[Entry, Value]) -> Step:
+    """Return a step without code, for a node that may not be needed: parameters may be computed by other means."""
+    inputs = tuple(values[entry] for entry in node.inputs if entry in values)
+    first = _next(values)
+    outputs = tuple(range(first, first + node.outputs()))
+    values.update({Entry(node, index): value for index, value in enumerate(outputs)})
+    return Step(node.name, "", inputs, outputs)
 
 
 def _next(values: Mapping[Entry, Value]) -> Value:
@@ -269,6 +307,27 @@ def _replace(text: str, places: Mapping[str, str]) -> str:
         if name:
             parts.append(places.get(name, f"{{{name}}}"))
     return "".join(parts)
+
+
+def _without_duplicates(steps: Sequence[Step], outputs: dict[str, Value]) -> list[Step]:
+    """Return the steps without those that repeat a step without layers; outputs are renamed too."""
+    names: dict[Value, Value] = {}
+    first: dict[object, Step] = {}
+    result = []
+    for step in steps:
+        if any(value in names for value in step.inputs):
+            step.inputs = tuple(names.get(value, value) for value in step.inputs)
+        key = (step.pattern, step.inputs, repr(step.constants))
+        if step.layers or not step.inputs or _RANDOM.search(step.code) or key not in first:
+            first.setdefault(key, step)
+            result.append(step)
+        else:
+            names.update(zip(step.outputs, first[key].outputs, strict=True))
+    outputs.update({name: names.get(value, value) for name, value in outputs.items()})
+    return result
+
+
+_RANDOM = re.compile("drop|rand|rrelu|^$")
 
 
 def _in_order(steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Value]) -> list[Step]:

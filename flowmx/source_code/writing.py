@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,10 @@ from flowmx.source_code.torch import STYLE, TABLE
 from flowmx.symbol import Symbol
 
 __all__ = ["Source", "to_torch"]
+
+
+_WIDTH = 100
+"""The width of docstrings."""
 
 
 class Source(NamedTuple):
@@ -86,7 +91,9 @@ def to_torch(
 def _doc(names: Mapping[str, int], lengths: Mapping[str, Lengths], outputs: Mapping[str, int]) -> list[str]:
     sizes = ["(" + ", ".join(map(str, map(_length_text, each))) + ")" for each in lengths.values()]
     texts = ", ".join(f"{name} {shape}" for name, shape in zip(names, sizes, strict=True))
-    return [f"Inputs: {texts}. Outputs: {', '.join(outputs)}."]
+    lines = [f"Inputs: {texts}.", f"Outputs: {', '.join(outputs)}."]
+    joined = " ".join(lines)
+    return [joined] if len(joined) <= _WIDTH else textwrap.wrap(lines[0], _WIDTH) + textwrap.wrap(lines[1], _WIDTH)
 
 
 def _length_text(length: object) -> str:
@@ -96,8 +103,8 @@ def _length_text(length: object) -> str:
 def _head(body: Body, lines: list[str], file: str, name: str) -> list[str]:
     code = "\n".join(lines)
     uses = [f"model = {name}()", f'model.load_state_dict(safetensors.torch.load_file("{file}"))'] if file else []
-    doc = ['"""A PyTorch module, written by flowmx.', "", *(f"    {each}" for each in uses), '"""', ""]
-    imports = ["import torch"] if re.search(r"\btorch\.", code) else []
+    title = '"""A PyTorch module, written by flowmx.'
+    doc = [title, "", *(f"    {each}" for each in uses), '"""', ""] if uses else [f'{title}"""', ""]
     helpers = _helpers_of(code)
     whole = code + "\n".join(helpers)
     imports = ["import torch"] if re.search(r"\btorch\.", whole) else []

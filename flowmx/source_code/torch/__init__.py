@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from flowmx.ops.registry.operators import Array
 from flowmx.source_code.description import Layer, State, Unsupported
 from flowmx.source_code.reading import Code, Site, Table
-from flowmx.source_code.torch import arithmetic, layers, shapes
+from flowmx.source_code.torch import arithmetic, layers, recurrent, shapes
 
 __all__ = ["STYLE", "TABLE", "TorchStyle"]
 
@@ -25,7 +25,7 @@ def _refuse(n: Site) -> Code:
     raise Unsupported("the operator has no code")
 
 
-TABLE = Table("PyTorch", {**arithmetic.ROWS, **shapes.ROWS, **layers.ROWS}, _refuse, _parameter)
+TABLE = Table("PyTorch", {**arithmetic.ROWS, **shapes.ROWS, **layers.ROWS, **recurrent.ROWS}, _refuse, _parameter)
 """PyTorch's operators."""
 
 

@@ -68,3 +68,43 @@ def sequence_reverse(x, lengths, dim):
     source = torch.where(position < lengths[None, :], lengths.long()[None, :] - 1 - position, position)
     batch = torch.arange(x.shape[1 - dim], device=x.device)
     return x[source, batch] if dim == 0 else x[batch[:, None], source.T]
+
+
+def lstm_outputs(output, states):
+    """Return the output of an LSTM, its last state and its last cell."""
+    return output, states[0], states[1]
+
+
+def parts_of_heads(x, heads, parts):
+    """Split (length, batch, heads * parts * size) into parts of (batch * heads, length, size)."""
+    length, batch, width = x.shape
+    pieces = x.reshape(length, batch * heads, parts, width // (heads * parts))
+    return [pieces[:, :, index].transpose(0, 1) for index in range(parts)]
+
+
+def attention_scores(x, heads):
+    """Return the scaled products of the queries and keys in interleaved queries, keys and values."""
+    query, key, _ = parts_of_heads(x, heads, 3)
+    return query @ key.transpose(1, 2) / query.shape[-1] ** 0.5
+
+
+def attention_sums(x, attention, heads):
+    """Return the sums of the values, weighted by attention, as (length, batch, heads * size)."""
+    return join_heads(attention @ parts_of_heads(x, heads, 3)[2], heads)
+
+
+def cross_attention_scores(query, keys_values, heads):
+    """Return the scaled products of queries, and of the keys in interleaved keys and values."""
+    (query,) = parts_of_heads(query, heads, 1)
+    return query @ parts_of_heads(keys_values, heads, 2)[0].transpose(1, 2) / query.shape[-1] ** 0.5
+
+
+def cross_attention_sums(keys_values, attention, heads):
+    """Return the sums of the values, weighted by attention, as (length, batch, heads * size)."""
+    return join_heads(attention @ parts_of_heads(keys_values, heads, 2)[1], heads)
+
+
+def join_heads(x, heads):
+    """Join (batch * heads, length, size) to (length, batch, heads * size)."""
+    length = x.shape[1]
+    return x.transpose(0, 1).reshape(length, x.shape[0] // heads, -1)

@@ -295,7 +295,8 @@ def _dropout(n: Site) -> Code | str:
         return f"F.dropout({{0}}, {float(n.op.p)}, training=True)"
     if n.op.axes:
         shape = ", ".join("1" if axis in n.op.axes else f"{{0}}.shape[{axis}]" for axis in range(n.rank()))
-        return f"{{0}} * F.dropout(torch.ones({shape}, device={{0}}.device), {float(n.op.p)}, self.training)"
+        layer = Layer("nn.Dropout", {"p": float(n.op.p)}, 1, {"p": 0.5}, title="dropout")
+        return Code(f"{{0}} * {{layer}}(torch.ones({shape}, device={{0}}.device))", {"layer": layer})
     if not n.op.p:
         return "{0}"
     return Code("{layer}({0})", {"layer": Layer("nn.Dropout", {"p": float(n.op.p)}, 1, {"p": 0.5}, title="dropout")})

@@ -8,7 +8,6 @@ FOLDER has module.py, state.safetensors, inputs.npz and heads.npz; results.npz i
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import struct
 import sys
@@ -44,12 +43,14 @@ def read_arrays(path):
         return [torch.from_numpy(file[name]) for name in sorted(file.files)]
 
 
-def load_module(path, name):
-    """Return an instance of a class of a file."""
-    spec = importlib.util.spec_from_file_location("module", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, name)()
+def load_module(path, name, is_double=False):
+    """Return an instance of a class of a file, which computes in float64 if ``is_double`` is set."""
+    text = path.read_text(encoding="utf-8")
+    if is_double:
+        text = text.replace(".float()", ".double()").replace("torch.float32", "torch.float64")
+    content = {"__name__": "module"}
+    exec(compile(text, str(path), "exec"), content)
+    return content[name]()
 
 
 def as_list(outputs):
@@ -90,6 +91,8 @@ def main(folder, name):
         outputs = as_list(model.eval()(*inputs))
     results = {f"output:{index}": output for index, output in enumerate(outputs)}
     if heads:
+        model = load_module(folder / "module.py", name, is_double=True)
+        model.load_state_dict(read_state(folder / "state.safetensors"))
         results.update(gradients(model, inputs, heads))
     np.savez(folder / "results.npz", **{key: value.detach().numpy() for key, value in results.items()})
 
