@@ -6,6 +6,6 @@ operators. Parts that occur several times become classes (:mod:`~flowmx.source_c
 """
 
 from flowmx.source_code.description import Unsupported
-from flowmx.source_code.writing import Source, to_torch
+from flowmx.source_code.writing import Source, to_gluon, to_torch
 
-__all__ = ["Source", "Unsupported", "to_torch"]
+__all__ = ["Source", "Unsupported", "to_gluon", "to_torch"]

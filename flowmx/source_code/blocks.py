@@ -300,7 +300,7 @@ def _parameter_names(
             key = repr(next(order))
             if key in roles:
                 roles[key].append(name)
-    outs = [key for key, uses in roles.items() if "out_channels" in uses or "out_features" in uses]
+    outs = [key for key, uses in roles.items() if _OUTPUTS.intersection(uses)]
     first = next((key for key, uses in roles.items() if uses[0] in _SIZES), None)
     last = _last_output(steps, columns)
     names: dict[str, str] = {}
@@ -315,7 +315,9 @@ def _parameter_names(
     return names
 
 
-_SIZES = ("in_channels", "in_features", "num_features", "normalized_shape", "groups")
+_OUTPUTS = {"out_channels", "out_features", "channels", "units"}
+"""Arguments that are the number of channels of a layer's output."""
+_SIZES = ("in_channels", "in_units", "in_features", "num_features", "normalized_shape", "groups")
 """Arguments that are the number of channels of a layer's input."""
 
 
@@ -325,7 +327,7 @@ def _last_output(steps: Sequence[Step], columns: Sequence[tuple[object, ...]]) -
     for step in steps:
         for _, name, _ in step.slots():
             column = next(order)
-            if name in ("out_channels", "out_features"):
+            if name in _OUTPUTS:
                 last = repr(column)
     return last
 

@@ -8,12 +8,13 @@ import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from flowmx import ndarray
 from flowmx.executor import Executor
+from flowmx.gluon import HybridBlock
 from flowmx.graph.node import Entry, Node
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.operators import Array, lookup
@@ -21,7 +22,7 @@ from flowmx.serialization import safetensors
 from flowmx.source_code.writing import Source
 from flowmx.symbol import Symbol
 
-__all__ = ["CheckError", "Differences", "compare", "random_inputs"]
+__all__ = ["CheckError", "Differences", "compare", "compare_block", "random_inputs"]
 
 _PROGRAM = Path(__file__).parent / "torch" / "run_module.py"
 _NOISE = 1e-8
@@ -105,6 +106,26 @@ def compare(
         float(scale) * _NOISE / 1e-4,
     )
     return Differences(of_output, of_gradient, output_name, gradient_name)
+
+
+def compare_block(source: Source, symbol: Symbol, inputs: Mapping[str, Array], weights: Path) -> float:
+    """Run the symbol and the written Gluon block; return the largest difference of the outputs.
+
+    Args:
+        source: the written block.
+        symbol: the network.
+        inputs: the inputs by name.
+        weights: the file of the block's parameters.
+    """
+    content: dict[str, Any] = {"__name__": "written"}
+    exec(compile(source.text, "written", "exec"), content)  # flowmx wrote it
+    block: HybridBlock = content[source.name]()
+    block.load_parameters(str(weights))
+    results = block(*[ndarray.array(array, dtype=array.dtype) for array in inputs.values()])
+    outputs = list(results) if isinstance(results, (list, tuple)) else [results]
+    expected = _run(_without_heads(symbol), inputs, source.arrays)
+    pairs = {name: (one, other.asnumpy()) for name, one, other in zip(source.outputs, expected, outputs, strict=True)}
+    return _largest(pairs, 0.0)[0]
 
 
 def _save(path: Path, arrays: Sequence[Array]) -> None:

@@ -73,7 +73,7 @@ class Layer:
     @property
     def pattern(self) -> object:
         """A key that is equal for the layers of two instances of a block."""
-        values = {name: self.arguments.get(name, self.defaults.get(name)) for name in ("bias", "affine")}
+        values = {name: self.arguments.get(name, self.defaults.get(name)) for name in ("bias", "affine", "use_bias")}
         grouped = "groups" in self.arguments and self.arguments["groups"] != 1
         return self.kind, self.wrapper, tuple(self.state), grouped, tuple(values.items())
 

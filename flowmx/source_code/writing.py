@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -14,15 +14,15 @@ import numpy as np
 
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.operators import Array, DType
+from flowmx.source_code import gluon, torch
 from flowmx.source_code.blocks import Body, find_blocks
 from flowmx.source_code.description import State
 from flowmx.source_code.members import entries
-from flowmx.source_code.printer import Printer
-from flowmx.source_code.reading import Lengths, read
-from flowmx.source_code.torch import STYLE, TABLE
+from flowmx.source_code.printer import Printer, Style
+from flowmx.source_code.reading import Lengths, Table, read
 from flowmx.symbol import Symbol
 
-__all__ = ["Source", "to_torch"]
+__all__ = ["Source", "to_gluon", "to_torch"]
 
 
 _WIDTH = 100
@@ -76,14 +76,43 @@ def to_torch(
     Raises:
         Unsupported: operators have no code; the message lists the nodes.
     """
+    uses = [f"model = {name}()", f'model.load_state_dict(safetensors.torch.load_file("{file}"))'] if file else []
+    return _source(symbol, arrays, inputs, types, name, _Target(torch.TABLE, torch.STYLE, _torch_imports, uses))
+
+
+def to_gluon(
+    symbol: Symbol, arrays: Mapping[str, NDArray], inputs: Mapping[str, Lengths],
+    types: Mapping[str, DType] | None = None, name: str = "Network", file: str = "",
+) -> Source:  # fmt: skip
+    """Return a network as a Gluon block; the arguments are those of :func:`to_torch`.
+
+    Raises:
+        Unsupported: nodes have no code; the message lists them.
+    """
+    uses = [f"net = {name}()", f'net.load_parameters("{file}")'] if file else []
+    return _source(symbol, arrays, inputs, types, name, _Target(gluon.TABLE, gluon.STYLE, _gluon_imports, uses))
+
+
+class _Target(NamedTuple):
+    table: Table
+    style: Style
+    imports: Callable[[str], list[str]]
+    uses: list[str]
+
+
+def _source(
+    symbol: Symbol, arrays: Mapping[str, NDArray], inputs: Mapping[str, Lengths], types: Mapping[str, DType] | None,
+    name: str, target: _Target,
+) -> Source:  # fmt: skip
     types = types or dict.fromkeys(inputs, np.dtype(np.float32))
-    network = read(symbol, arrays, inputs, types, TABLE, name)
+    network = read(symbol, arrays, inputs, types, target.table, name)
     body = Body(network.steps, list(network.inputs.values()), list(network.outputs.values()))
-    names = [step.name for step in network.steps]
     blocks = find_blocks(body)
-    printer = Printer(STYLE, name, _doc(network.inputs, inputs, network.outputs), network.inputs)
-    lines = printer.write(body, blocks, names)
-    text = "\n".join([*_head(body, lines, file, name), *lines, ""])
+    printer = Printer(target.style, name, _doc(network.inputs, inputs, network.outputs), network.inputs)
+    lines = printer.write(body, blocks, [step.name for step in network.steps])
+    title = f'"""A network for {target.table.name}, written by flowmx.'
+    doc = [title, "", *(f"    {each}" for each in target.uses), '"""', ""] if target.uses else [f'{title}"""', ""]
+    text = "\n".join([*doc, *target.imports("\n".join(lines)), *lines, ""])
     state = dict(entries(body, body.steps, printer.members))
     return Source(name, text, state, arrays, list(network.inputs), list(network.outputs))
 
@@ -100,23 +129,18 @@ def _length_text(length: object) -> str:
     return str(length) if isinstance(length, int) else "n"
 
 
-def _head(body: Body, lines: list[str], file: str, name: str) -> list[str]:
-    code = "\n".join(lines)
-    uses = [f"model = {name}()", f'model.load_state_dict(safetensors.torch.load_file("{file}"))'] if file else []
-    title = '"""A PyTorch module, written by flowmx.'
-    doc = [title, "", *(f"    {each}" for each in uses), '"""', ""] if uses else [f'{title}"""', ""]
+def _torch_imports(code: str) -> list[str]:
+    """Return the imports and the helper functions of a module."""
     helpers = _helpers_of(code)
-    whole = code + "\n".join(helpers)
+    whole = "\n".join([code, *helpers])
     imports = ["import torch"] if re.search(r"\btorch\.", whole) else []
     imports += ["import torch.nn.functional as F"] if re.search(r"\bF\.", whole) else []
-    return [
-        *doc,
-        *imports,
-        "from torch import nn",
-        "",
-        "",
-        *(line for each in helpers for line in (*each.split("\n"), "", "")),
-    ]
+    functions = [line for each in helpers for line in (*each.split("\n"), "", "")]
+    return [*imports, "from torch import nn", "", "", *functions]
+
+
+def _gluon_imports(code: str) -> list[str]:
+    return [f"from flowmx.gluon import HybridBlock{', nn' if 'nn.' in code else ''}", "", ""]
 
 
 def _helpers_of(code: str) -> list[str]:

@@ -36,9 +36,9 @@ class Case(NamedTuple):
     """A network to compare, with the shapes of its inputs and the largest integers of those that are indices."""
 
     name: str
-    symbol: object
-    shapes: dict
-    integers: Mapping = MappingProxyType({})
+    symbol: mx.sym.Symbol
+    shapes: dict[str, tuple[int, ...]]
+    integers: Mapping[str, int] = MappingProxyType({})
     batch_axis: int = 0
 
 

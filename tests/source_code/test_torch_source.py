@@ -11,7 +11,7 @@ from flowmx.serialization import safetensors
 from flowmx.source_code import Unsupported
 from tests.source_code.networks import parameters, small_network, source_of, zoo
 
-SMALL = '''"""A PyTorch module, written by flowmx.
+SMALL = '''"""A network for PyTorch, written by flowmx.
 
     model = Small()
     model.load_state_dict(safetensors.torch.load_file("small.safetensors"))
@@ -128,3 +128,24 @@ def test_the_command_writes_a_module_and_its_parameters(checkpoint, capsys):
 def test_the_command_needs_the_name_of_a_module(checkpoint, capsys):
     assert cli.main(["convert", str(checkpoint), "small", "--to", "torch", "--shape", "3,9,9"]) == 1
     assert "expected a name that ends with .py" in capsys.readouterr().err
+
+
+def test_the_command_writes_a_gluon_block_that_computes_the_same(checkpoint, capsys):
+    target = checkpoint.parent / "small_block.py"
+    assert cli.main(["convert", str(checkpoint), str(target), "--to", "gluon", "--shape", "3,9,9"]) == 0
+    assert "self.blocks.add(*[ResidualUnit() for _ in range(3)])" in target.read_text()
+    assert "self.conv = nn.Conv2D(8, 3, padding=1, in_channels=8, use_bias=False)" in target.read_text()
+    assert "small_block.params: for random inputs, the outputs differ by" in capsys.readouterr().out
+
+
+def test_the_parameters_of_a_recurrent_layer_are_cut_from_the_vector():
+    cell = mx.rnn.FusedRNNCell(4, num_layers=2, mode="lstm", prefix="lstm_")
+    outputs, _ = cell.unroll(3, mx.sym.var("data"), layout="TNC", merge_outputs=True)
+    shapes = {"data": (3, 2, 5)}
+    arrays = parameters(outputs, shapes)
+    state = source_of(outputs, shapes, arrays).state_dict()
+    vector = next(array for name, array in arrays.items() if name.endswith("parameters")).asnumpy()
+    np.testing.assert_array_equal(state["rnn.weight_ih_l0"], vector[:80].reshape(16, 5))
+    assert {name.removeprefix("rnn.") for name in state} == {
+        f"{kind}_{of}_l{layer}" for kind in ("weight", "bias") for of in ("ih", "hh") for layer in (0, 1)
+    }

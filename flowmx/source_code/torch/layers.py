@@ -6,19 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowmx.source_code.description import Layer, State, Unsupported
+from flowmx.source_code.layouts import per_axis, square
 from flowmx.source_code.reading import Code, Row, Site
 
-__all__ = ["ROWS", "per_axis", "square"]
-
-
-def per_axis(values: Sequence[int], count: int, default: int) -> tuple[int, ...]:
-    """Return one number for each axis."""
-    return (*values, *[default] * (count - len(values)))
-
-
-def square(values: Sequence[int]) -> object:
-    """Return equal numbers as one number."""
-    return values[0] if len(set(values)) == 1 else tuple(values)
+__all__ = ["ROWS"]
 
 
 # -- products --------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.to:
         from flowmx.tools.commands.convert_source import write
 
-        sys.stdout.write(f"{arguments.source} -> {write(job, arguments.python)}\n")
+        sys.stdout.write(f"{arguments.source} -> {write(job, arguments.to, arguments.python)}\n")
         return usage.SUCCESS
     precision = "int8" if arguments.int8 else "bfloat16" if arguments.bf16 else ""
     if precision:
@@ -129,8 +129,9 @@ def _add_precision(parser: argparse.ArgumentParser) -> None:
 def _add_source_code(parser: argparse.ArgumentParser) -> None:
     code = parser.add_argument_group("source code of other frameworks")
     code.add_argument(
-        "--to", choices=["torch"], help="write a Python file with the network's classes, and a safetensors file of the "
-        "same name with its parameters; both networks run on random inputs, and the difference is printed",
+        "--to", choices=["torch", "gluon"], help="write a Python file with the network's classes, and a file of the "
+        "same name with its parameters (.safetensors, or .params for Gluon); both networks run on random inputs, and "
+        "the difference is printed",
     )  # fmt: skip
     code.add_argument("--python", metavar="PATH", help="the interpreter that has torch (default: this one)")
 
