@@ -40,7 +40,7 @@ def test_a_pause_of_the_process_changes_little():
 
 
 def test_the_tokens_of_others_wait_for_a_part_of_a_long_prompt_only():
-    scheduler = Scheduler(PagePool(200, 4), prefill_tokens=256)
+    scheduler = Scheduler(PagePool(200, 4), max_sequences=17, prefill_tokens=256)
     for number in range(16):
         scheduler.add(TokenSequence([number]))
     for part in scheduler.schedule().parts:
