@@ -45,7 +45,7 @@ class DynamicExecutor(UnplannedExecutor):
         monitor = self._monitor
         return monitor if monitor is not None and monitor.is_active() else _NO_MONITOR
 
-    def forward(self, is_train: bool = False, **kwargs: Any) -> list[NDArray]:
+    def forward(self, is_train: bool = False, **kwargs: object) -> list[NDArray]:
         self._feed(kwargs)
         self._last_train = is_train
         self.outputs = self._operator_runner().forward(is_train, self._active_monitor())

@@ -203,7 +203,7 @@ class Executor:
 
     # -- running ---------------------------------------------------------------------------------------
 
-    def forward(self, is_train: bool = False, **kwargs: Any) -> list[NDArray]:
+    def forward(self, is_train: bool = False, **kwargs: object) -> list[NDArray]:
         """Enqueue the forward pass; return the output arrays immediately.
 
         Args:
@@ -301,7 +301,7 @@ class Executor:
     # -- monitoring ------------------------------------------------------------------------------------
 
     def set_monitor_callback(
-        self, callback: Callable[[str, NDArray], Any] | None, monitor_all: bool = False,
+        self, callback: Callable[[str, NDArray], object] | None, monitor_all: bool = False,
         is_active: Callable[[], bool] | None = None,
     ) -> None:  # fmt: skip
         """Call a function with the name and the array of every computed value.

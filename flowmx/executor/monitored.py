@@ -8,7 +8,7 @@ shapes of dynamic operators.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from flowmx import autograd, devices
 from flowmx import ndarray as nd
@@ -32,7 +32,7 @@ class Monitor(NamedTuple):
         is_active: called to check whether the monitor is enabled.
     """
 
-    callback: Callable[[str, NDArray], Any]
+    callback: Callable[[str, NDArray], object]
     monitor_all: bool = False
     is_active: Callable[[], bool] = lambda: True
 

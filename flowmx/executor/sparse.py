@@ -48,7 +48,7 @@ class SparseExecutor(UnplannedExecutor):
 
     # -- running ---------------------------------------------------------------------------------------
 
-    def forward(self, is_train: bool = False, **kwargs: Any) -> list[NDArray]:
+    def forward(self, is_train: bool = False, **kwargs: object) -> list[NDArray]:
         self._feed(kwargs)
         self._last_train = is_train
         self._compute(is_train, bool(self._grad_nodes) and is_train)

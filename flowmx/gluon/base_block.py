@@ -21,6 +21,7 @@ from flowmx.gluon.scope import Scope, name_block
 from flowmx.gluon.utils import HookHandle, Hooks, brief_list, indent
 from flowmx.keywords import ChecksKeywords, refuse_unknown
 from flowmx.ndarray.files import load_named
+from flowmx.ops.registry.dtypes import DTypeLike
 from flowmx.ops.registry.tensors import Tensor
 from flowmx.semantics import semantics
 from flowmx.symbol import Symbol
@@ -243,7 +244,7 @@ class Block(ChecksKeywords):
                     stacklevel=2,
                 )
 
-    def cast(self, dtype: Any) -> None:
+    def cast(self, dtype: DTypeLike) -> None:
         """Change the element type of the parameters of this block and of its children."""
         for child in self._children.values():
             child.cast(dtype)

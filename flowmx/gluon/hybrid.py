@@ -29,6 +29,7 @@ from flowmx.graph import collector
 from flowmx.graph.nesting import Format, flatten, regroup
 from flowmx.ndarray import NDArray
 from flowmx.ops import kernels
+from flowmx.ops.registry.dtypes import DTypeLike
 from flowmx.ops.registry.tensors import Namespace
 from flowmx.ops.sparse.shapes import SparseShape
 from flowmx.overrides import is_replaced
@@ -191,7 +192,7 @@ class HybridBlock(Block):
         # A copy compiles its graphs again.
         return {**self.__dict__, "_compiled": {}, "_by_classes": {}, "_hook_watch": HookWatch()}
 
-    def cast(self, dtype: Any) -> None:
+    def cast(self, dtype: DTypeLike) -> None:
         """Change the element type of the parameters of this block and its children."""
         self._clear_cached_op()
         super().cast(dtype)

@@ -9,6 +9,7 @@ from typing import Any, overload
 import numpy as np
 
 from flowmx import ndarray as nd
+from flowmx.devices import Context
 from flowmx.errors import ShapeError
 from flowmx.gluon.base_block import A
 from flowmx.gluon.hybrid import HybridBlock
@@ -125,7 +126,9 @@ class MultiHeadAttention(HybridBlock):
             if rotary:
                 self.rotary = RotaryPositions(self._size, **({} if rotary is True else rotary))
 
-    def begin_cache(self, batch_size: int, max_length: int, dtype: DTypeLike = None, ctx: Any = None) -> list[NDArray]:
+    def begin_cache(
+        self, batch_size: int, max_length: int, dtype: DTypeLike = None, ctx: Context | None = None
+    ) -> list[NDArray]:
         """Return an empty cache for step-wise decoding.
 
         Each call with a cache returns the next one, and leaves the last one unchanged. All have the same shapes, so

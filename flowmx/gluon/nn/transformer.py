@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
+from flowmx.devices import Context
 from flowmx.errors import ParameterError
 from flowmx.gluon.base_block import A
 from flowmx.gluon.hybrid import HybridBlock, Layer
@@ -67,7 +68,9 @@ class _TransformerLayer(HybridBlock):
             for _ in range(sublayers):
                 self.norms.add(_NORMS[norm](epsilon=epsilon, in_channels=units))
 
-    def begin_cache(self, batch_size: int, max_length: int, dtype: DTypeLike = None, ctx: Any = None) -> list[NDArray]:
+    def begin_cache(
+        self, batch_size: int, max_length: int, dtype: DTypeLike = None, ctx: Context | None = None
+    ) -> list[NDArray]:
         """Return an empty cache of the self-attention: see :meth:`MultiHeadAttention.begin_cache`."""
         return self.attention.begin_cache(batch_size, max_length, dtype, ctx)
 
@@ -274,7 +277,7 @@ class _Stack(HybridBlock):
                 self.norm = norm(epsilon=options.get("epsilon", 1e-5), in_channels=units)
 
     def begin_cache(
-        self, batch_size: int, max_length: int, dtype: DTypeLike = None, ctx: Any = None
+        self, batch_size: int, max_length: int, dtype: DTypeLike = None, ctx: Context | None = None
     ) -> list[list[NDArray]]:
         """Return an empty cache for each layer: see :meth:`MultiHeadAttention.begin_cache`."""
         layers: Any = self.layers

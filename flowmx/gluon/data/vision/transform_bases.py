@@ -8,6 +8,7 @@ import numpy as np
 
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
+from flowmx.devices.arrays import Array
 from flowmx.engine import State
 from flowmx.gluon.block import Block
 from flowmx.gluon.hybrid import Layer
@@ -18,7 +19,7 @@ from flowmx.ops.registry.tensors import Functions, Tensor
 class HostTransform:
     """Mixin for blocks that can transform a NumPy array immediately, so that :class:`Compose` bypasses the engine."""
 
-    def host(self, image: Any) -> Any:
+    def host(self, image: Array) -> Array:
         """Return the transformed array: a view, or a new array."""
         raise NotImplementedError
 

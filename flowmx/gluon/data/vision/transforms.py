@@ -16,6 +16,7 @@ from flowmx import image
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.data import rng
+from flowmx.devices.arrays import Array
 from flowmx.gluon.block import Block, HybridBlock
 from flowmx.gluon.data.vision.mixing import CutMix, MixUp
 from flowmx.gluon.data.vision.rand_augment import RandAugment
@@ -152,7 +153,7 @@ class Cast(HostTransform, Layer):
     def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: object) -> Tensor:
         return F.cast(x, dtype=self._dtype)
 
-    def host(self, image: Any) -> Any:
+    def host(self, image: Array) -> Array:
         return image.astype(as_dtype(self._dtype), order="C")
 
 
@@ -163,7 +164,7 @@ class ToTensor(HostTransform, Layer):
         _check_layout(self, F, x)
         return F.image.to_tensor(x)
 
-    def host(self, image: Any) -> Any:
+    def host(self, image: Array) -> Array:
         expect_channels_last("ToTensor()", image)
         if image.ndim not in (3, 4):
             return nd.image.to_tensor(as_array(image)).asnumpy()  # raises the operator's error
@@ -186,7 +187,7 @@ class Normalize(HostTransform, Layer):
     def hybrid_forward(self, F: Functions, x: Tensor, **kwargs: object) -> Tensor:
         return F.image.normalize(x, mean=self._mean, std=self._std)
 
-    def host(self, image: Any) -> Any:
+    def host(self, image: Array) -> Array:
         if (
             image.dtype != np.float32
             or image.ndim not in (3, 4)
@@ -369,7 +370,7 @@ class _RandomFlip(HostTransform, RandomTransform):
         image: Tensor = getattr(F.image, f"random_flip_{self._side}")(x)
         return image
 
-    def host(self, image: Any) -> Any:
+    def host(self, image: Array) -> Array:
         expect_channels_last(type(self).__name__, image)
         return np.flip(image, self._axis) if rng.current().random() < 0.5 else image
 

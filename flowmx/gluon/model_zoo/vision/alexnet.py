@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from flowmx.gluon import nn
 from flowmx.gluon.model_zoo.model_store import Root
 from flowmx.gluon.model_zoo.vision.builders import load_pretrained
 from flowmx.gluon.model_zoo.vision.classifier import Classifier
 from flowmx.gluon.parameter import Contexts
+from flowmx.gluon.scope import BlockOptions
 
 __all__ = ["AlexNet", "alexnet"]
 
@@ -21,7 +22,7 @@ class AlexNet(Classifier):
         **kwargs: ``prefix`` and ``params``.
     """
 
-    def __init__(self, classes: int = 1000, **kwargs: Any) -> None:
+    def __init__(self, classes: int = 1000, **kwargs: Unpack[BlockOptions]) -> None:
         super().__init__(**kwargs)
         with self.name_scope():
             self.features = nn.HybridSequential(prefix="")

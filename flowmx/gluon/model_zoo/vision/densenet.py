@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from flowmx.gluon import nn
 from flowmx.gluon.contrib.nn import HybridConcurrent, Identity
@@ -11,6 +11,7 @@ from flowmx.gluon.model_zoo.model_store import Root
 from flowmx.gluon.model_zoo.vision.builders import load_pretrained, model_function
 from flowmx.gluon.model_zoo.vision.classifier import Classifier
 from flowmx.gluon.parameter import Contexts
+from flowmx.gluon.scope import BlockOptions
 
 __all__ = ["DenseNet", "densenet121", "densenet161", "densenet169", "densenet201", "get_densenet"]
 
@@ -38,7 +39,7 @@ class DenseNet(Classifier):
 
     def __init__(
         self, num_init_features: int, growth_rate: int, block_config: Sequence[int], bn_size: int = 4,
-        dropout: float = 0, classes: int = 1000, **kwargs: Any,
+        dropout: float = 0, classes: int = 1000, **kwargs: Unpack[BlockOptions],
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         with self.name_scope():

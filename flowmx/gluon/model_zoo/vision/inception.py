@@ -6,7 +6,7 @@ layer. A module concatenates branches along the channels.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from flowmx.gluon import nn
 from flowmx.gluon.contrib.nn import HybridConcurrent
@@ -15,6 +15,7 @@ from flowmx.gluon.model_zoo.model_store import Root
 from flowmx.gluon.model_zoo.vision.builders import load_pretrained
 from flowmx.gluon.model_zoo.vision.classifier import Classifier
 from flowmx.gluon.parameter import Contexts
+from flowmx.gluon.scope import BlockOptions
 
 __all__ = ["Inception3", "inception_v3"]
 
@@ -24,7 +25,9 @@ _ONE_BY_SEVEN = ((1, 7), 1, (0, 3))
 _SEVEN_BY_ONE = ((7, 1), 1, (3, 0))
 
 
-def _convolution(channels: int, kernel: Any, strides: Any = 1, padding: Any = 0) -> nn.HybridSequential:
+def _convolution(
+    channels: int, kernel: int | tuple[int, int], strides: int | tuple[int, int] = 1, padding: int | tuple[int, int] = 0
+) -> nn.HybridSequential:
     out = nn.HybridSequential(prefix="")
     out.add(nn.Conv2D(channels, kernel, strides, padding, use_bias=False))
     out.add(nn.BatchNorm(epsilon=0.001), nn.Activation("relu"))
@@ -126,7 +129,7 @@ class Inception3(Classifier):
         **kwargs: ``prefix`` and ``params``.
     """
 
-    def __init__(self, classes: int = 1000, **kwargs: Any) -> None:
+    def __init__(self, classes: int = 1000, **kwargs: Unpack[BlockOptions]) -> None:
         super().__init__(**kwargs)
         with self.name_scope():
             self.features = nn.HybridSequential(prefix="")

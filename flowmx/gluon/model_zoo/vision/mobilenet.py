@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from flowmx.gluon import nn
 from flowmx.gluon.hybrid import HybridBlock
@@ -10,6 +10,7 @@ from flowmx.gluon.model_zoo.model_store import Root
 from flowmx.gluon.model_zoo.vision.builders import load_pretrained, model_function
 from flowmx.gluon.model_zoo.vision.classifier import Classifier
 from flowmx.gluon.parameter import Contexts
+from flowmx.gluon.scope import BlockOptions
 from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = [
@@ -52,7 +53,7 @@ class LinearBottleneck(HybridBlock):
         **kwargs: ``prefix`` and ``params``.
     """
 
-    def __init__(self, in_channels: int, channels: int, t: int, stride: int, **kwargs: Any) -> None:
+    def __init__(self, in_channels: int, channels: int, t: int, stride: int, **kwargs: Unpack[BlockOptions]) -> None:
         super().__init__(**kwargs)
         self.use_shortcut = stride == 1 and in_channels == channels
         expanded = in_channels * t
@@ -79,7 +80,7 @@ class MobileNet(Classifier):
     widths = (32, 64, 128, 128, 256, 256, *(512,) * 6, 1024, 1024)
     strides = (1, 2, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1)
 
-    def __init__(self, multiplier: float = 1.0, classes: int = 1000, **kwargs: Any) -> None:
+    def __init__(self, multiplier: float = 1.0, classes: int = 1000, **kwargs: Unpack[BlockOptions]) -> None:
         super().__init__(**kwargs)
         widths = [int(width * multiplier) for width in self.widths]
         with self.name_scope():
@@ -105,7 +106,7 @@ class MobileNetV2(Classifier):
     widths = (32, 16, *(24,) * 2, *(32,) * 3, *(64,) * 4, *(96,) * 3, *(160,) * 3, 320)
     strides = (1, 2, 1, 2, 1, 1, 2, *(1,) * 6, 2, 1, 1, 1)
 
-    def __init__(self, multiplier: float = 1.0, classes: int = 1000, **kwargs: Any) -> None:
+    def __init__(self, multiplier: float = 1.0, classes: int = 1000, **kwargs: Unpack[BlockOptions]) -> None:
         super().__init__(**kwargs)
         widths = [int(width * multiplier) for width in self.widths]
         with self.name_scope():

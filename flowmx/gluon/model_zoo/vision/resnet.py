@@ -6,7 +6,7 @@ Version 1 normalizes after the convolutions of a block, version 2 before them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from flowmx.gluon import nn
 from flowmx.gluon.hybrid import HybridBlock
@@ -14,6 +14,7 @@ from flowmx.gluon.model_zoo.model_store import Root
 from flowmx.gluon.model_zoo.vision.builders import load_pretrained, model_function
 from flowmx.gluon.model_zoo.vision.classifier import Classifier
 from flowmx.gluon.parameter import Contexts
+from flowmx.gluon.scope import BlockOptions
 from flowmx.ops.registry.tensors import Functions, Tensor
 
 __all__ = [
@@ -39,7 +40,7 @@ class _BlockV1(HybridBlock):
     """
 
     def __init__(
-        self, channels: int, stride: int, downsample: bool = False, in_channels: int = 0, **kwargs: Any
+        self, channels: int, stride: int, downsample: bool = False, in_channels: int = 0, **kwargs: Unpack[BlockOptions]
     ) -> None:
         super().__init__(**kwargs)
         self.body = nn.HybridSequential(prefix="")
@@ -79,7 +80,7 @@ class _BlockV2(HybridBlock):
     """Pre-activation convolutions and a shortcut; the arguments are those of version 1."""
 
     def __init__(
-        self, channels: int, stride: int, downsample: bool = False, in_channels: int = 0, **kwargs: Any
+        self, channels: int, stride: int, downsample: bool = False, in_channels: int = 0, **kwargs: Unpack[BlockOptions]
     ) -> None:
         super().__init__(**kwargs)
         self._depth = 0
@@ -141,7 +142,7 @@ class _ResNet(Classifier):
 
     def __init__(
         self, block: Callable[..., HybridBlock], layers: Sequence[int], channels: Sequence[int], classes: int = 1000,
-        thumbnail: bool = False, **kwargs: Any,
+        thumbnail: bool = False, **kwargs: Unpack[BlockOptions],
     ) -> None:  # fmt: skip
         if len(layers) != len(channels) - 1:
             raise ValueError(

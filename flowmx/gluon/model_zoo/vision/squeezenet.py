@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from flowmx.gluon import nn
 from flowmx.gluon.contrib.nn import HybridConcurrent
@@ -10,6 +10,7 @@ from flowmx.gluon.model_zoo.model_store import Root
 from flowmx.gluon.model_zoo.vision.builders import load_pretrained, model_function
 from flowmx.gluon.model_zoo.vision.classifier import Classifier
 from flowmx.gluon.parameter import Contexts
+from flowmx.gluon.scope import BlockOptions
 
 __all__ = ["SqueezeNet", "get_squeezenet", "squeezenet1_0", "squeezenet1_1"]
 
@@ -33,7 +34,7 @@ class SqueezeNet(Classifier):
         ValueError: the version is unknown.
     """
 
-    def __init__(self, version: str, classes: int = 1000, **kwargs: Any) -> None:
+    def __init__(self, version: str, classes: int = 1000, **kwargs: Unpack[BlockOptions]) -> None:
         if version not in _VERSIONS:
             raise ValueError(f"SqueezeNet: version is {version!r}, expected '1.0' or '1.1'")
         super().__init__(**kwargs)
