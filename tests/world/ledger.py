@@ -52,6 +52,11 @@ class Ledger:
         self.sent.setdefault(writer, []).append(step)
         return writer * self.steps + step
 
+    def forget(self) -> None:
+        """Require no earlier push from now on: the job has resumed from snapshots, which may be older."""
+        self.answered.clear()
+        self.rounds.clear()
+
     def mark(self) -> list[int]:
         """Return the elements of all answered pushes: a read that begins now must contain them."""
         return [writer * self.steps + step for writer, steps in self.answered.items() for step in steps]

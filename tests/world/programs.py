@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import uuid
 from collections.abc import AsyncIterator
 from functools import partial
@@ -86,7 +85,7 @@ async def run_server(scenario: Scenario, rank: int, folder: Path | None) -> None
     try:
         async with node:
             snapshot = None if folder is None else Folder(folder, server, node.rank, node.view.job)
-            async with snapshots(snapshot, math.inf):
+            async with snapshots(snapshot, scenario.snapshots):
                 await main._follow(node, server)
     finally:
         await server.close()

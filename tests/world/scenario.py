@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 __all__ = ["Fault", "Scenario", "draw"]
 
@@ -18,7 +18,7 @@ class Fault:
     Attributes:
         at: the time, in seconds.
         kind: ``kill``, ``terminate`` (SIGTERM), ``pause``, ``cut`` (both directions), ``mute`` (one direction),
-            ``reset`` or ``slow``.
+            ``reset``, ``slow``, or ``crash`` (of all processes: the job resumes from its snapshots).
         target: the process.
         other: the other process of a fault of their link.
         seconds: the duration; for ``kill`` and ``terminate``, the time until another start, or 0.
@@ -54,6 +54,7 @@ class Scenario:
         compute: the longest duration of a step's computation, in seconds.
         delay, split: the delay of the network's links, and the probability that a write is split.
         bound: elements from which a key is split over the servers.
+        snapshots: seconds between the servers' snapshots, or 0 for none.
     """
 
     seed: int
@@ -67,12 +68,13 @@ class Scenario:
     delay: float = 1e-4
     split: float = 0.0
     bound: int = 1_000_000
+    snapshots: float = 0.0
     faults: tuple[Fault, ...] = field(default=())
 
     @property
     def writers(self) -> int:
         """The largest number of starts of workers."""
-        return self.workers + len(self.faults)
+        return self.workers * (2 if self.snapshots else 1) + len(self.faults)
 
 
 def draw(seed: int) -> Scenario:
@@ -80,7 +82,7 @@ def draw(seed: int) -> Scenario:
     rng = random.Random(f"{seed} scenario")
     workers, servers = rng.choice((1, 2, 2, 3)), rng.choice((1, 2, 2, 3))
     policy = rng.choice(("elastic", "elastic", "elastic", "stop"))
-    return Scenario(
+    scenario = Scenario(
         seed,
         mode=rng.choice(("sync", "sync", "async", "stale")),
         policy=policy,
@@ -94,6 +96,14 @@ def draw(seed: int) -> Scenario:
         bound=rng.choice((4, 1_000_000)),
         faults=_stop_fault(rng, workers, servers) if policy == "stop" else _faults(rng, workers, servers),
     )
+    return _resumed(rng, scenario) if policy == "elastic" and rng.random() < 0.2 else scenario
+
+
+def _resumed(rng: random.Random, scenario: Scenario) -> Scenario:
+    """Return a scenario with snapshots whose job crashes after a loss, and resumes."""
+    at = rng.choice((0.05, 1.0, 5.0)) + rng.uniform(0, 8)
+    faults = tuple(fault for fault in scenario.faults[:1] if fault.kind in ("kill", "terminate") and fault.at < at)
+    return replace(scenario, snapshots=rng.choice((0.5, 2.0)), faults=(*faults, Fault(at, "crash", "scheduler")))
 
 
 def _stop_fault(rng: random.Random, workers: int, servers: int) -> tuple[Fault, ...]:

@@ -163,16 +163,14 @@ class World:
         if role == "scheduler":
             return await run_scheduler(self.scenario, self.folder / "scheduler")
         if role == "server":
-            return await run_server(self.scenario, int(rank), None)
+            folder = self.folder / "snapshots" if self.scenario.snapshots else None
+            return await run_server(self.scenario, int(rank), folder)
         writer, self._writers = self._writers, self._writers + 1
         self.tell(f"is writer {writer}")
         return await run_worker(self.scenario, int(rank), writer, self.ledger)
 
     async def _live(self) -> None:
-        names = [f"server {rank}" for rank in range(self.scenario.servers)]
-        names += [f"worker {rank}" for rank in range(self.scenario.workers)]
-        for name in ("scheduler", *names):
-            self.start(name)
+        self._start_all()
         faults = [asyncio.ensure_future(self._inject(fault)) for fault in self.scenario.faults]
         while any(process.is_alive for process in self.processes.values()):
             if self.loop.time() > DEADLINE or self.loop.steps > MAX_STEPS:
@@ -181,6 +179,12 @@ class World:
             self._check_failures()
         for fault in faults:
             fault.cancel()
+
+    def _start_all(self) -> None:
+        names = [f"server {rank}" for rank in range(self.scenario.servers)]
+        names += [f"worker {rank}" for rank in range(self.scenario.workers)]
+        for name in ("scheduler", *names):
+            self.start(name)
 
     def _waits(self) -> str:
         alive = [process for process in self.processes.values() if process.is_alive]
@@ -202,6 +206,17 @@ class World:
     async def _kill(self, fault: Fault, process: Process) -> None:
         process.end()
         await self._restart(fault, process)
+
+    async def _crash(self, fault: Fault, process: Process) -> None:
+        """End all processes, and start the job again: a new one, which has only the servers' snapshots."""
+        if self._is_over():
+            return
+        for other in self.processes.values():
+            other.end()
+        (self.folder / "scheduler").unlink(missing_ok=True)
+        self.ledger.forget()
+        await asyncio.sleep(1.0)
+        self._start_all()
 
     async def _terminate(self, fault: Fault, process: Process) -> None:
         process.terminate()
