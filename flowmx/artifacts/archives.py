@@ -107,7 +107,7 @@ def holds_arrays(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-    except (zipfile.BadZipFile, OSError):
+    except (*_DAMAGED, OSError):
         return False
     return any(name.endswith("/data.pkl") for name in names) or all(name.endswith(".npy") for name in names)
 

@@ -57,6 +57,8 @@ def _inspect(path: Path, depth: int) -> Report:
         return Report(path, "neither a file nor a folder", problem="it is a pipe, a socket or a device")
     with path.open("rb") as file:
         start = file.read(_HEAD)
+    if not start:
+        return Report(path, "an empty file", problem="it has no content: writing or downloading it may have failed")
     for kind in _FILES:
         if kind.matches(path, start):
             return kind.describe(path)
@@ -199,7 +201,7 @@ def _add_commands(report: Report, content: Report) -> None:
     """Add the commands of the only model, or the only arrays, in an archive, with the path of the archive."""
     parts = [part for part in content.parts if not part.is_detail]
     served = [command for part in parts for command in part.commands if command.startswith(_SERVE)]
-    if content.commands:
+    if content.commands or report.path.suffix == ".mar":
         report.commands.append(f"{_SERVE}{report.path}")
     elif len(served) == 1:
         _, shape, options = served[0].partition(" --shape ")
@@ -274,7 +276,11 @@ def _describe_folder(path: Path, depth: int) -> Report:
             if file in described or file.name.startswith(".") or _belongs_to(file, described):
                 continue
             part = _inspect(file, depth - 1)
-            if not (part.kind == "unknown" or (part.is_detail and part.problem) or (file.is_dir() and not part.parts)):
+            if not (
+                part.kind in ("unknown", "an empty file")
+                or (part.is_detail and part.problem)
+                or (file.is_dir() and not part.parts)
+            ):
                 report.parts.append(part)
             if len(report.parts) > _MAX_PARTS:
                 break

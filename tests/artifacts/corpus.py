@@ -13,14 +13,18 @@ from pathlib import Path
 
 import numpy as np
 
-from flowmx.artifacts import inspect
-from flowmx.artifacts.checkpoints import checkpoint_of
+from flowmx.artifacts import inspect, open_artifact
+from flowmx.artifacts.checkpoints import checkpoint_of, find_symbols
+from flowmx.artifacts.opening import shapes_at
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "artifacts.md"
 START, END = "<!-- corpus -->", "<!-- end of corpus -->"
 TOLERANCE = 1e-5
 UNKNOWN_SIZE = 64
+DATA = {"a RecordIO file": "records", "rows of LibSVM's format": "rows"}
+"""What is compared of data sets, by the kinds of their reports."""
+WITH_HELP = "only after unpacking or converting it"
 INPUT = {"data": (1, 3, 224, 224)}
 """The input of symbols without parameters, whose shape is not known."""
 EXPLAINED = {"vgg16_reduced-symbol.json": "differs: `SoftmaxOutput` of four axes ([differences](migration.md))"}
@@ -40,15 +44,30 @@ def read(folder):
             yield file
 
 
-def job(number, file, report):
+def job(number, file, report, opened):
     """Return the line for `corpus_outputs`, or None if there is nothing to compare."""
     if report.kind.startswith(("a symbol", "a checkpoint")):
         checkpoint = checkpoint_of(file)
         params = None if checkpoint.params is None else str(checkpoint.params)
         return [number, "symbol", str(file), params, shapes(report) or INPUT]
-    if "parameters" in report.kind or report.kind == "arrays":
+    if opened is not None:
+        checkpoint = checkpoint_of(find_symbols(opened.path)[0])
+        sizes = {name: (1, *shape) for name, shape in (shapes_at(opened.path) or {}).items()}
+        return [number, "symbol", str(checkpoint.symbol), str(checkpoint.params), sizes]
+    if "arrays" in report.facts or "parameters" in report.kind:
         return [number, "arrays", str(file), None, {}]
+    if report.kind in DATA:
+        return [number, DATA[report.kind], str(file), None, {}]
     return None
+
+
+def unpacked(file, report):
+    """Return the model in an archive or a file of another layout; None for files that MXNet opens by their names."""
+    if report.problem or report.kind.startswith(("a symbol", "a checkpoint")):
+        return None
+    opened = open_artifact(file, with_code=True)
+    is_model = opened.scratch and opened.path.is_dir() and len(find_symbols(opened.path)) == 1
+    return opened if is_model else None
 
 
 def shapes(report):
@@ -80,7 +99,7 @@ def verdict(number, ours, theirs):
     if all(failed):
         return "refuses it", "both refuse the shape that was tried"
     if any(failed):
-        return ("refuses it", "opened") if failed[1] else ("opens it", str(ours[f"{number}.error"]))
+        return ("refuses it", "opens it") if failed[1] else ("opens it", str(ours[f"{number}.error"]))
     if any(key not in ours or key not in theirs or ours[key].shape != theirs[key].shape for key in keys):
         return "opens it", "DIFFERENT numbers of arrays"
     largest = max((difference(ours[key], theirs[key]) for key in keys), default=0.0)
@@ -101,7 +120,9 @@ def difference(ours, theirs):
 def rows(folder, mxnet):
     """Return the rows of the table."""
     reports = [(file, inspect(file)) for file in read(folder)]
-    jobs = [line for number, (file, report) in enumerate(reports) if (line := job(number, file, report)) is not None]
+    models = [unpacked(file, report) for file, report in reports]
+    lines = [job(number, *pair, model) for number, (pair, model) in enumerate(zip(reports, models, strict=True))]
+    jobs = [line for line in lines if line is not None]
     numbers = {line[0] for line in jobs}
     with tempfile.TemporaryDirectory() as scratch:
         ours = run("flowmx", sys.executable, jobs, Path(scratch))
@@ -109,7 +130,9 @@ def rows(folder, mxnet):
     result = []
     for number, (file, report) in enumerate(reports):
         repository, *parts = file.relative_to(folder).parts
-        in_mxnet, compared = verdict(number, ours, theirs) if number in numbers else ("not compared", "opened")
+        in_mxnet, compared = verdict(number, ours, theirs) if number in numbers else ("not compared", "named")
+        if models[number] is not None and in_mxnet == "opens it":
+            in_mxnet = WITH_HELP
         if report.problem:
             compared = f"refused: {report.problem.replace(f'{file}: ', '')}"[:160]
         if "DIFFERENT" in compared:
@@ -122,9 +145,12 @@ def table(lines):
     """Return the table and its summary."""
     opened = [line for line in lines if line[3] == "opens it"]
     wrong = [line for line in opened if line[4] != "equal" and not line[4][0].isdigit()]
+    only = [line for line in lines if line[3] in (WITH_HELP, "refuses it") and (line[4] in ("equal", "opens it") or
+            line[4][0].isdigit())]  # fmt: skip
     head = (
         f"{len(lines)} artifacts from {len({line[0] for line in lines})} repositories. MXNet opens {len(opened)} of "
-        f"them, and flowmx opens {len(opened) - len(wrong)} of these with equal content or outputs."
+        f"them, and flowmx opens {len(opened) - len(wrong)} of these with equal content or outputs. flowmx opens "
+        f"{len(only)} others that MXNet does not open, or only after unpacking or converting them."
     )
     body = [f"| {' | '.join(text.replace('|', '/') for text in line)} |" for line in lines]
     return "\n".join(

@@ -1,7 +1,7 @@
 """Open artifacts with MXNet or flowmx, and write their content: ``python corpus_outputs.py LIBRARY JOBS TARGET``.
 
-Each line of JOBS is a JSON list: a number, "arrays" or "symbol", the file, the parameters or null, and input shapes.
-TARGET is an .npz file with the arrays, or the outputs of a forward pass, by number; or with the error. Symbols without
+Each line of JOBS is a JSON list: a number, "arrays", "records", "rows" or "symbol", the file, the parameters or null,
+and input shapes. TARGET is an .npz file with the arrays, or the outputs of a forward pass, by number; or with the error. Symbols without
 parameters get random ones, the same in both.
 """
 
@@ -44,6 +44,23 @@ def contents(mx, file):
     return [arrays[name] for name in sorted(arrays)] if isinstance(arrays, dict) else arrays
 
 
+def records(mx, file):
+    """Return the lengths and checksums of the records of a RecordIO file."""
+    reader, rows = mx.recordio.MXRecordIO(file, "r"), []
+    while (record := reader.read()) is not None:
+        rows.append([len(record), zlib.crc32(record)])
+    return [mx.nd.array(np.array(rows, np.float64), dtype="float64")]
+
+
+def rows(mx, file):
+    """Return the sums of the rows and the labels of a file of LibSVM's format."""
+    with Path(file).open() as lines:
+        width = 1 + max(int(word.partition(":")[0]) for line in lines for word in line.split()[1:] if ":" in word)
+    iterator = mx.io.LibSVMIter(data_libsvm=file, data_shape=(width,), batch_size=1)
+    batches = [(batch.data[0].asnumpy().sum(), batch.label[0].asnumpy().sum()) for batch in iterator]
+    return [mx.nd.array(batches)]
+
+
 def main(library, jobs, target):
     mx = importlib.import_module(library)
     results = {}
@@ -51,7 +68,8 @@ def main(library, jobs, target):
         for line in lines:
             number, kind, file, params, shapes = json.loads(line)
             try:
-                arrays = contents(mx, file) if kind == "arrays" else outputs(mx, file, params, shapes)
+                open_file = {"arrays": contents, "records": records, "rows": rows}.get(kind)
+                arrays = outputs(mx, file, params, shapes) if open_file is None else open_file(mx, file)
                 results.update({f"{number}.{at}": array.asnumpy() for at, array in enumerate(arrays)})
             except Exception as error:  # a refusal is a result
                 results[f"{number}.error"] = np.array(f"{type(error).__name__}: {error}"[:300])

@@ -240,6 +240,28 @@ HOSTILE = {
 }
 
 
+def test_names_with_a_colon_are_unpacked(tmp_path):
+    path = tmp_path / "model.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        archive.addfile(entry("2020-01-01T10:00.txt"))
+    assert ("outside" in inspect(path).problem) == (os.name == "nt")
+
+
+def test_a_zip_file_of_an_unknown_version_is_refused(tmp_path):
+    path = tmp_path / "model.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a", "x")
+    content = bytearray(path.read_bytes())
+    content[content.rfind(b"PK\1\2") + 6] = 151
+    path.write_bytes(content)
+    assert "is damaged, or not an archive" in inspect(path).problem
+
+
+def test_an_empty_file_is_named(tmp_path):
+    (tmp_path / "m.params").touch()
+    assert inspect(tmp_path / "m.params").kind == "an empty file"
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_entries_are_refused(tmp_path, name):
     info, message = HOSTILE[name]
@@ -347,6 +369,7 @@ def test_the_model_of_an_archive_with_a_handler_is_converted(checkpoint, tmp_pat
             archive.write(checkpoint.with_name(f"small{end}"), f"small{end}")
         archive.writestr("service.py", "raise SystemExit('executed')")
         archive.writestr("MAR-INF/MANIFEST.json", '{"model": {"handler": "service:handle"}}')
+    assert f"flowmx serve {tmp_path / 'm.mar'}" in inspect(tmp_path / "m.mar").commands
     assert main(["convert", str(tmp_path / "m.mar"), str(tmp_path / "written")]) == 0
     assert_same_prediction(tmp_path / "written", checkpoint)
 
