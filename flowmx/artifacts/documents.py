@@ -14,6 +14,7 @@ __all__ = ["describe_json", "read_json"]
 _MAX_SIZE = 16 << 20
 _SHOWN_KEYS = 4
 _HEAD = 4096
+_BLOCK = "-model.json"
 
 
 class _Kind(NamedTuple):
@@ -80,6 +81,10 @@ def describe_json(path: Path) -> Report:
     if path.name in ("hyperparams.json", "hyperparameters.json"):
         report.kind = "the settings of a training by SageMaker"
         report.commands.append(_command(_FOLDER, path))
+        return report
+    if path.name.endswith(_BLOCK):
+        report.kind = "the structure of a Gluon block"
+        report.commands.append(f"net.load({str(path).removesuffix(_BLOCK)!r})")
         return report
     keys = document if isinstance(document, dict) else _keys_of_head(path)
     kind = next((kind for kind in _KINDS if all(key in keys for key in kind.keys)), None)

@@ -244,6 +244,9 @@ _FOLDERS: tuple[_Folder, ...] = (
         "its models are Python pickles, which run code when they are opened: load it with AutoGluon, and save the "
         "network's parameters or an ONNX file",
     ),
+    _Folder(("adapter_config.json", "adapter_model.*"), "a LoRA adapter"),
+    _Folder(("epoch-*-batch-*.checkpoint",), "the checkpoints of a training by flowmx"),
+    _Folder(("server-*.snapshot",), "the states of the servers of a KVStore"),
     _Folder(("saved_model.pb",), "a model of TensorFlow", "convert it to ONNX with tf2onnx"),
     _Folder(("det_*.onnx", "w600k_*.onnx"), "a model pack of insightface"),
     _Folder(("image-classification-symbol.json",), "a model of SageMaker's image classification"),

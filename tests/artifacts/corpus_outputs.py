@@ -1,8 +1,8 @@
 """Open artifacts with MXNet or flowmx, and write their content: ``python corpus_outputs.py LIBRARY JOBS TARGET``.
 
 Each line of JOBS is a JSON list: a number, "arrays", "records", "rows" or "symbol", the file, the parameters or null,
-and input shapes. TARGET is an .npz file with the arrays, or the outputs of a forward pass, by number; or with the error. Symbols without
-parameters get random ones, the same in both.
+and input shapes. TARGET is an .npz file with the arrays, or the outputs of a forward pass, by number; or with the
+error. Symbols without parameters get random ones, the same in both.
 """
 
 import importlib
@@ -29,7 +29,9 @@ def outputs(mx, file, params, shapes):
     """Return the outputs of a symbol."""
     symbol = mx.sym.load(file)
     arrays = {name.split(":", 1)[-1]: array for name, array in (mx.nd.load(params).items() if params else ())}
-    arguments, _, states = symbol.infer_shape(**{name: tuple(shape) for name, shape in shapes.items()})
+    sizes = {name: arrays[name].shape for name in symbol.list_arguments() if name in arrays}
+    sizes.update({name: tuple(shape) for name, shape in shapes.items()})
+    arguments, _, states = symbol.infer_shape(**sizes)
     values = [
         {name: parameters(symbol, name, shape, arrays, mx) for name, shape in zip(names, sizes)}  # noqa: B905
         for names, sizes in ((symbol.list_arguments(), arguments), (symbol.list_auxiliary_states(), states))
