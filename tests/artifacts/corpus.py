@@ -23,7 +23,7 @@ START, END = "<!-- corpus -->", "<!-- end of corpus -->"
 TOLERANCE = 1e-5
 UNKNOWN_SIZE = 64
 DATA = {"a RecordIO file": "records", "rows of LibSVM's format": "rows"}
-"""What is compared of data sets, by the kinds of their reports."""
+"""The content that is compared of data sets, by the kinds of their reports."""
 WITH_HELP = "only after unpacking or converting it"
 INPUT = {"data": (1, 3, 224, 224)}
 """The input of symbols without parameters, whose shape is not known."""
@@ -101,11 +101,11 @@ def verdict(number, ours, theirs):
     if any(failed):
         return ("refuses it", "opens it") if failed[1] else ("opens it", str(ours[f"{number}.error"]))
     if any(key not in ours or key not in theirs or ours[key].shape != theirs[key].shape for key in keys):
-        return "opens it", "DIFFERENT numbers of arrays"
+        return "opens it", "differs in its number of arrays"
     largest = max((difference(ours[key], theirs[key]) for key in keys), default=0.0)
     return (
         "opens it",
-        "equal" if largest == 0 else f"{largest:.0e}" if largest <= TOLERANCE else f"DIFFERENT: {largest:.1e}",
+        "equal" if largest == 0 else f"{largest:.0e}" if largest <= TOLERANCE else f"differs by {largest:.1e}",
     )
 
 
@@ -137,7 +137,7 @@ def rows(folder, mxnet):
             in_mxnet = WITH_HELP
         if report.problem:
             compared = f"refused: {report.problem.replace(f'{file}: ', '')}"[:160]
-        if "DIFFERENT" in compared:
+        if compared.startswith("differs"):
             draws = line is not None and line[1] == "symbol" and b"_sample_" in Path(line[2]).read_bytes()
             compared = "opens it; it draws random numbers" if draws else EXPLAINED.get(file.name, compared)
         result.append((repository.replace("+", "/"), "/".join(parts), report.kind, in_mxnet, compared))
