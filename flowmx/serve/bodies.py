@@ -37,6 +37,8 @@ __all__ = [
 MAX_TEXT = 1 << 20
 """Default limit of a JSON body, in bytes. Parsing JSON blocks the interpreter for about 10 ms per megabyte."""
 
+_DEFAULT_TYPES = ("", "application/octet-stream", "application/x-www-form-urlencoded")
+"""The types that clients send if the user names none."""
 _MAX_OPTIONS = 1 << 16
 """Limit of the body of a repository request, in bytes."""
 _BYTES_PER_NUMBER = 64
@@ -276,6 +278,8 @@ def unsupported(media_type: str, hooks: Hooks) -> Refusal:
     types = [*FORMATS, *(() if hooks.image is None else IMAGE_TYPES)]
     is_image = media_type.startswith("image/") and hooks.image is None
     hint = ": start the service with --image, or image=..., to accept images" if is_image else ""
+    if media_type in _DEFAULT_TYPES:
+        hint = ": send the header, such as -H 'Content-Type: application/json' with curl"
     return Refusal(415, f"Content-Type is {media_type[:80]!r}, expected one of {', '.join(types)}{hint}")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Generator, Hashable, Iterator, 
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from numbers import Real
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -121,6 +122,9 @@ class Predictor(ChecksKeywords, AsyncContext):
         if queue is not None:
             warn_renamed("queue=", "max_queue=")
             max_queue = queue
+        _check_numbers(max_batch=max_batch, max_latency=max_latency, max_queue=max_queue)
+        if budget is not None and not isinstance(budget, Budget):
+            raise TypeError(f"budget is a {type(budget).__name__}, expected mx.serve.Budget(), which predictors share")
         check_hook("decode", decode, "body, content_type")
         check_hook("encode", encode, "result")
         model = _opened(model)
@@ -470,6 +474,7 @@ class Predictor(ChecksKeywords, AsyncContext):
                 of sessions with :class:`SessionClosed` (default: there is no limit).
         """
         running_loop()
+        _check_numbers(timeout=timeout)
         self.refuse()
         end = None if timeout is None else time.monotonic() + timeout
         idle = [self._runner.when_idle(), *(() if self._sessions is None else (self._sessions.when_idle(),))]
@@ -575,6 +580,13 @@ class _Warm:
 
     def __await__(self) -> Generator[Any, None, Predictor]:
         return self._predictor._warm().__await__()
+
+
+def _check_numbers(**values: object) -> None:
+    """Raise TypeError for arguments that are neither numbers nor None."""
+    for name, value in values.items():
+        if value is not None and not isinstance(value, Real):
+            raise TypeError(f"{name} is {value!r}, expected a number")
 
 
 def _join(threads: Sequence[threading.Thread], end: float | None) -> None:

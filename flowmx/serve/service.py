@@ -70,6 +70,13 @@ _MAX_REFUSAL_DELAY = 10.0
 """Maximum delay of a refusal in seconds."""
 
 
+def _seconds(value: object) -> float:
+    """Return the time to drain, or raise ValueError."""
+    if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ValueError(f"drain_timeout is {value!r}, expected a number of seconds of at least 0")
+    return value
+
+
 class PoolMembership(Protocol):
     """The pool of workers that a service belongs to; see :class:`flowmx.serve.pool_member.Member`."""
 
@@ -115,9 +122,7 @@ class Service:
         hosts: Collection[str] | None = None, limits: Limits | None = None, access: Access | None = None,
         origins: Collection[str] = (), default: str | None = None, drain_timeout: float = DRAIN_SECONDS,
     ) -> None:  # fmt: skip
-        if not 0 <= drain_timeout < math.inf:
-            raise ValueError(f"drain_timeout is {drain_timeout}, expected a number of seconds of at least 0")
-        self.drain_timeout = drain_timeout
+        self.drain_timeout = _seconds(drain_timeout)
         self.models, self._repository, self.generators = split(source)
         names = list(self.models) if self._repository is None else self._repository.names()
         if default is not None and default not in names:

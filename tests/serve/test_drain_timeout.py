@@ -11,8 +11,9 @@ import threading
 import pytest
 from aiohttp import ClientError, ClientSession, WSMsgType
 
+import flowmx as mx
 from flowmx import cli
-from flowmx.serve import SessionClosed, Unavailable, aiohttp_app, app, run
+from flowmx.serve import Predictor, SessionClosed, Unavailable, aiohttp_app, app, run
 from tests.generation.test_generator import Scripted
 from tests.serve.sessions import test_session
 from tests.serve.sessions.test_session import opened, summing  # noqa: F401 (a fixture)
@@ -173,3 +174,24 @@ def test_the_time_to_drain_is_a_number_of_seconds(text, capsys):
     with pytest.raises(SystemExit):
         cli.main(["serve", "model", "--drain-timeout", text])
     assert f"{text!r}, expected a number of seconds of at least 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("timeout", ["20", None, -1, float("nan")])
+def test_an_application_checks_its_time_to_drain(gated, timeout):  # noqa: F811
+    with pytest.raises(
+        ValueError, match=re.escape(f"drain_timeout is {timeout!r}, expected a number of seconds of at")
+    ):
+        app(gated, drain_timeout=timeout)
+
+
+async def test_a_wrong_time_to_drain_does_not_stop_a_predictor(gated):  # noqa: F811
+    async with gated as predictor:
+        with pytest.raises(TypeError, match="timeout is '20', expected a number"):
+            await predictor.drain(timeout="20")
+        assert list(await predictor([1, 2])) == [1, 2]
+
+
+@pytest.mark.parametrize("wrong", [{"max_batch": "8"}, {"max_latency": "1"}, {"max_queue": [1]}, {"budget": 3}])
+def test_arguments_of_other_types_are_named(wrong):
+    with pytest.raises(TypeError, match=f"{next(iter(wrong))} is .*, expected"):
+        Predictor(mx.gluon.nn.Dense(1), (2,), **wrong)
