@@ -13,7 +13,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
 
 from flowmx.engine import capture
 from flowmx.errors import AutogradError
@@ -213,6 +213,18 @@ class _HasForward(Protocol[P, Result]):
     def forward(self, *inputs: P.args, **options: P.kwargs) -> Result: ...
 
 
+class _NoApply:
+    """The method ``apply`` of PyTorch's functions, which are called without an instance."""
+
+    def __get__(self, instance: object, owner: type[object]) -> NoReturn:
+        name = owner.__name__
+        raise AttributeError(
+            f"type object {name!r} has no attribute 'apply': use {name}()(x); forward(self, x) and backward(self, dy) "
+            "are methods of an instance",
+            name="apply",
+        )
+
+
 class Function:
     """A differentiable function with a custom gradient.
 
@@ -231,6 +243,8 @@ class Function:
 
     saved_tensors: tuple[NDArray, ...] = ()
     _used: ClassVar[bool] = False
+    if not TYPE_CHECKING:
+        apply = _NoApply()
 
     def save_for_backward(self, *args: NDArray) -> None:
         """Store arrays for :meth:`backward` in ``self.saved_tensors``."""

@@ -123,7 +123,7 @@ def ensure_installed() -> None:
 def fold_uncaught() -> None:
     """Show uncaught exceptions without flowmx's frames from now on, unless the program has uninstalled the hooks.
 
-    Errors call this when they are raised, since the other hooks are installed only at the first operation.
+    Errors call this when they are raised, because they may be raised before the first operation.
     """
     global _is_shown, _previous_excepthook
     if not (_is_shown or _is_uninstalled):

@@ -1,5 +1,7 @@
 """Wrong programs: each error says what was passed, what was expected, and what to do."""
 
+import asyncio
+import contextlib
 import re
 import subprocess
 import sys
@@ -122,6 +124,9 @@ def folder(tmp_path, monkeypatch):
     net.export("m")
     (tmp_path / "h.py").write_text("import no_such_package\n")
     (tmp_path / "e.params").touch()
+    (tmp_path / "weights.pt").touch()
+    (tmp_path / "models" / "one").mkdir(parents=True)
+    (tmp_path / "models" / "one" / "model.toml").touch()
     return tmp_path
 
 
@@ -137,6 +142,15 @@ def folder(tmp_path, monkeypatch):
             "'no_such_package'; h.py imports it: install it, or put it",
         ),
         (["serve", "m", "--shape", "7", "--port", "0"], "input weight has shape (3, 4), expected (3, 7)"),
+        (["serve", "m", "--shape", "4", "--token-file", "no.token"], "--token-file: [Errno 2] No such file"),
+        (["serve", "m", "--shape", "4", "--tls-cert", "no.pem", "--tls-key", "no.key"], "--tls-cert no.pem: [Errno 2]"),
+        (["serve", "m", "--shape", "4", "--epoch", "9"], "'m-0009.params'; the folder has m-0000.params"),
+        (["serve", "m", "--shape", "4", "--dtype", "fp32"], "dtype is 'fp32', expected a name such as float32"),
+        (["serve", "m-0000.params.txt", "--shape", "4"], "there is no model 'm-0000.params.txt'"),
+        (["serve", "h.py"], "h.py is not a model file, expected a folder with a model"),
+        (["serve", "models", "--shape", "4"], "pass one of models/one, or serve all with --repository models"),
+        (["launch", "--hostfile", "no.hosts", "--", "python"], "--hostfile: [Errno 2] No such file"),
+        (["convert", "weights.pt", "out.onnx"], "a file of PyTorch or a Python pickle"),
         (["convert", "nothing", "out.onnx"], "expected the files nothing-symbol.json and nothing-0000.params"),
         (["convert", "e.params", "out.npz"], "e.params, byte 0: expected a .params file, found an empty file"),
     ],
@@ -161,6 +175,47 @@ def test_an_unknown_option_suggests_the_nearest(capsys):
     with pytest.raises(SystemExit):
         cli.main(["serve", "m", "--shapes=4"])
     assert "unrecognized arguments: --shapes=4; did you mean '--shape'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve", "m", "--batch-size", "8"], "--batch-size is --max-batch here"),
+        (["launch", "--nproc_per_node", "2", "t.py"], "--nproc_per_node is --workers here"),
+        (["launch", "--hosts", "", "--", "python"], "argument --hosts: --hosts names no hosts"),
+        (["serve", "m", "--repository", "."], "expected a model, or --repository FOLDER, not both"),
+    ],
+)
+def test_invalid_arguments_get_advice(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(arguments)
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("FLOWMX_CPU_WORKERS", "FLOWMX_CPU_WORKER_NTHREADS"),
+        ("FLOWMX_ENGINE", "FLOWMX_ENGINE_TYPE"),
+        ("MXNET_CPU_WORKER_NTHREAD", "MXNET_CPU_WORKER_NTHREADS"),
+    ],
+)
+def test_an_unknown_environment_variable_suggests_the_nearest(variable, meant, monkeypatch):
+    monkeypatch.setenv(variable, "2")
+    with pytest.warns(UserWarning, match=f"{variable} is .*ignored; did you mean '{meant}'"):
+        mx.settings.reload()
+
+
+def test_a_repository_without_models_says_so(tmp_path, caplog):
+    asyncio.run(mx.serve.Repository(tmp_path).load_all())
+    assert "has no models: expected a folder or .mar archive for each model" in caplog.text
+
+
+def test_an_onnx_file_names_its_declared_shape(folder, caplog):
+    mx.onnx.export_model("m-symbol.json", "m-0000.params", [(1, 4)], onnx_file_path="m.onnx")
+    with contextlib.suppress(mx.MXNetError):
+        mx.serve.Predictor("m.onnx", (7,))
+    assert "m.onnx declares the shape (4,) of a sample of data, and shape is (7,)" in caplog.text
 
 
 def test_a_model_that_cannot_run_ends_the_service_of_workers(folder):

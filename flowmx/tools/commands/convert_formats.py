@@ -76,6 +76,9 @@ def convert(job: Job) -> None:
     CONVERSIONS[kinds](job)
 
 
+_PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt")
+
+
 def format_of(path: Path) -> str:
     """Return the kind of a file by its name, or that of a folder by its files.
 
@@ -85,6 +88,11 @@ def format_of(path: Path) -> str:
     if huggingface.is_model(path):
         return "pretrained"
     kind = _ENDINGS.get(path.suffix.lower()) or ("arrays" if formats.is_array_file(path) else None)
+    if kind is None and path.suffix.lower() in _PICKLES:
+        raise ValueError(
+            f"{path}: a file of PyTorch or a Python pickle may run code: save the arrays with its program, with "
+            "safetensors.torch.save_file or numpy.savez"
+        )
     if kind is None and path.suffix and not path.is_dir() and not Path(f"{path}{_SYMBOL}").exists():
         raise ValueError(
             f"{path}: expected a name that ends with {', '.join(_ENDINGS)}, or the prefix or folder of a checkpoint"
