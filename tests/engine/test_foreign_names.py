@@ -225,7 +225,7 @@ def test_frequent_mistakes_are_explained(call, message):
 
 def test_a_pickle_is_named(tmp_path):
     (tmp_path / "arrays.pkl").write_bytes(pickle.dumps({"a": 1}))
-    with pytest.raises(ValueError, match=r"found a Python pickle, which can run code; save arrays with mx\.nd\.save"):
+    with pytest.raises(ValueError, match="expected a pickle of arrays, found a pickle without arrays"):
         mx.nd.load(tmp_path / "arrays.pkl")
 
 
