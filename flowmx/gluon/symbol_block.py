@@ -58,7 +58,7 @@ class SymbolBlock(HybridBlock):
         for node in symbol.nodes():
             if node.op is None and node.name not in inputs and declared_stype(node) == "row_sparse":
                 raise ArgumentError(
-                    f"SymbolBlock: the parameter {node.name!r} is row_sparse, but SymbolBlock needs dense ones: "
+                    f"SymbolBlock: the parameter {node.name!r} is row_sparse, expected a dense parameter: "
                     "use a Module, or a block with row_sparse_data()"
                 )
         # Infer the dtypes that a file does not declare. It declares dtypes other than float32 for parameters only.

@@ -88,7 +88,7 @@ def _hint(operator_name: str) -> str:
 
 
 def _attributes_of(cls: type[Operator], attributes: Mapping[str, object]) -> dict[str, str]:
-    """Return a node's attributes; for operators with parameters, names without underscores get them, as in MXNet."""
+    """Return a node's attributes. For operators with parameters, add underscores around their names, as in MXNet."""
     return {
         name if name.startswith("__") or not cls.parameters else f"__{name}__": value
         for name, value in attribute.stored_form(attributes).items()

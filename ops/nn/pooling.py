@@ -32,7 +32,7 @@ class _Axis(NamedTuple):
     windows: int
 
     def taps(self) -> Iterator[tuple[Any, Any]]:
-        """For each offset in a window, yield the slice of the data there, and of the windows with an element there."""
+        """Yield, for each offset in a window, the slice of the data there and the slice of the windows that use it."""
         prefix = (slice(None),) * self.axis
         for offset in range(self.kernel):
             start = offset - self.pad

@@ -74,7 +74,7 @@ class Kernel:
         only_native: whether ``compute`` touches arrays only in native calls, once it makes any. A bound graph may then
             record these calls.
         records_calls: whether a single call is recorded after some calls of its form, since preparing it takes longer
-            than a native run. The function that ``bind`` returns must be as ``only_native`` demands.
+            than a native run. The function that ``bind`` returns must then satisfy ``only_native``.
     """
 
     compute: Compute

@@ -618,7 +618,7 @@ def test_prepared_calls_switch_to_optimized_code(tmp_path, monkeypatch):
 
 
 def test_optimized_code_is_compiled_later(tmp_path, monkeypatch):
-    monkeypatch.setattr(background_compilation, "_REST", 0)
+    monkeypatch.setattr(background_compilation, "_OPTIMIZATION_DELAY", 0)
     with settings.override(kernel_cache=str(tmp_path)):
         first, second = Program(adder(51)), Program(adder(52))
         plain = [first.get(), second.get()]

@@ -50,7 +50,7 @@ class _RNNLayer(HybridBlock):
             name = type(self).__name__
             raise ArgumentError(
                 f"{name}: layout is {layout!r}, expected 'TNC' or 'NTC'; the arguments are {name}(hidden_size, "
-                "num_layers, ...), and input_size=... is found at the first call"
+                "num_layers, ...), and input_size is inferred at the first call"
             )
         super().__init__(**kwargs)
         self._mode, self._hidden_size, self._num_layers = mode, hidden_size, num_layers

@@ -20,9 +20,9 @@ from flowmx.ops.kernels.llvm import compiler
 from flowmx.ops.registry.kernels import compiling
 
 _log = logging.getLogger("flowmx.kernels")
-_PATIENCE = 20.0
+_WAIT_TIMEOUT = 20.0
 """Seconds to wait for a compilation; after that, the fallback runs until the function is ready."""
-_REST = 1.0
+_OPTIMIZATION_DELAY = 1.0
 """Seconds from baseline code until optimized code is compiled: a short program never needs it."""
 
 
@@ -73,7 +73,7 @@ class Program:
         self._begun = forks.generation()
         if on_a_loop:
             return None
-        thread.join(_PATIENCE)
+        thread.join(_WAIT_TIMEOUT)
         return self.compiled
 
     def _compile(self) -> None:
@@ -142,7 +142,7 @@ class _Ahead:
         self.do([self._do_waiting])
 
     def _do_waiting(self) -> None:
-        self._ending.wait(_REST)
+        self._ending.wait(_OPTIMIZATION_DELAY)
         while self._waiting and not self.is_over:
             self._waiting[0]()
             with self._lock:
@@ -153,7 +153,7 @@ class _Ahead:
         self.is_over = True
         self._ending.set()
         for thread in self._threads:
-            thread.join(_PATIENCE)
+            thread.join(_WAIT_TIMEOUT)
 
     def forget(self) -> None:
         """Drop the queued functions, in the child of a fork: the parent calls them."""

@@ -37,7 +37,7 @@ TYPES: dict[np.dtype[Any], DType] = {
 
 
 class _Floats(Container[np.dtype[Any]]):
-    """float32, and bfloat16 if the processor multiplies it; evaluated at the first array."""
+    """float32, and bfloat16 if the processor multiplies it, which is checked at the first use."""
 
     def __contains__(self, dtype: object) -> bool:
         return dtype == FLOAT32 or dtype in native_16bit_dtypes()
@@ -108,7 +108,7 @@ def any_layout(shape: Shape, dtype: DType = DType.F32) -> Desc:
 
 
 _interned: list[Desc] = []
-"""The descriptors that have numbers."""
+"""The descriptors that have an index, in order."""
 
 
 def layout_number(layout: Desc) -> int:

@@ -1,4 +1,4 @@
-"""The architectures of GGUF files that the zoo has, the names of their tensors, and their options."""
+"""The supported architectures of GGUF files: the names of their tensors, and their options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Source(NamedTuple):
 
     Attributes:
         tensors: the names of the tensors; their rows follow each other.
-        order: returns the rows to take from so many, for the number of heads; None for all.
+        order: takes the number of rows and of heads; returns the indices of the rows to take. None: all, in order.
         part: the part of the rows to take, and the number of parts.
     """
 
@@ -47,7 +47,10 @@ class Architecture(NamedTuple):
 
 
 def _interleaved_rows(rows: int, heads: int) -> Array:
-    """Return the rows in which a head's pairs of features are halves apart; the files have pairs of neighbors."""
+    """Return the order of rows that moves the second feature of each pair to the second half of a head.
+
+    In the files, the two features of a pair are neighbors.
+    """
     return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
