@@ -88,7 +88,7 @@ def format_of(path: Path) -> str:
     if huggingface.is_model(path):
         return "pretrained"
     kind = _ENDINGS.get(path.suffix.lower()) or ("arrays" if formats.is_array_file(path) else None)
-    if kind is None and path.suffix.lower() in _PICKLES:
+    if kind is None and path.suffix.lower() in _PICKLES and path.is_file():
         raise ValueError(
             f"{path}: a file of PyTorch or a Python pickle may run code: save the arrays with its program, with "
             "safetensors.torch.save_file or numpy.savez"
