@@ -265,7 +265,7 @@ def _describe(reader: _Reader, node: Node, values: dict[Entry, Value], table: Ta
     code = row if isinstance(row, str) else row(site)
     if isinstance(code, str):
         code = Code(code, constants={name: getattr(node.op, name) for name in _fields(code) if not name.isdigit()})
-    if code.text == "{0}" and not code.comment:
+    if code.text == "{0}" and not code.comment and (node.inputs[0] in values or node.inputs[0] in reader.parameters):
         source = node.inputs[0]
         if source in reader.parameters:
             reader.parameters[Entry(node, 0)] = reader.parameters[source]
@@ -280,6 +280,8 @@ def _describe(reader: _Reader, node: Node, values: dict[Entry, Value], table: Ta
             layers[f"p{index}"] = table.parameter(array, reader.arrays[array].asnumpy(), array not in states)
             places[str(index)] = f"{{p{index}}}"
         else:
+            if entry not in values:
+                raise Unsupported(f"it reads {entry.node.name!r}, which is neither an input nor a parameter")
             value = values[entry]
             if value not in inputs:
                 inputs.append(value)

@@ -161,4 +161,6 @@ def _helper_sources() -> dict[str, str]:
     text = (Path(__file__).parent / "torch" / "helpers.py").read_text(encoding="utf-8")
     tree = ast.parse(text)
     nodes = [node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-    return {node.name: ast.get_source_segment(text, node) or "" for node in nodes}
+    lines = text.split("\n")
+    starts = {node.name: min([node.lineno, *(each.lineno for each in node.decorator_list)]) for node in nodes}
+    return {node.name: "\n".join(lines[starts[node.name] - 1 : node.end_lineno]) for node in nodes}

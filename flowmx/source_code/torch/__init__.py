@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from flowmx.ops.registry.operators import Array
 from flowmx.source_code.description import Layer, State, Unsupported
 from flowmx.source_code.reading import Code, Site, Table
-from flowmx.source_code.torch import arithmetic, layers, recurrent, shapes
+from flowmx.source_code.torch import arithmetic, detection, layers, recurrent, shapes
 
 __all__ = ["STYLE", "TABLE", "TorchStyle"]
 
@@ -25,7 +25,8 @@ def _refuse(n: Site) -> Code:
     raise Unsupported("the operator has no code")
 
 
-TABLE = Table("PyTorch", {**arithmetic.ROWS, **shapes.ROWS, **layers.ROWS, **recurrent.ROWS}, _refuse, _parameter)
+_ROWS = {**arithmetic.ROWS, **shapes.ROWS, **layers.ROWS, **recurrent.ROWS, **detection.ROWS}
+TABLE = Table("PyTorch", _ROWS, _refuse, _parameter)
 """PyTorch's operators."""
 
 

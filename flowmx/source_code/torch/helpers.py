@@ -108,3 +108,78 @@ def join_heads(x, heads):
     """Join (batch * heads, length, size) to (length, batch, heads * size)."""
     length = x.shape[1]
     return x.transpose(0, 1).reshape(length, x.shape[0] // heads, -1)
+
+
+def box_anchors(x, sizes, ratios, steps, offsets, clip):
+    """Return anchors around each position of a feature map, as corners (1, anchors, 4)."""
+    height, width = x.shape[2:]
+    down, across = steps if min(steps) > 0 else (1 / height, 1 / width)
+    y = (torch.arange(height, device=x.device, dtype=torch.float32) + offsets[0]) * down
+    x = (torch.arange(width, device=x.device, dtype=torch.float32) + offsets[1]) * across
+    kinds = [*((size, ratios[0]) for size in sizes), *((sizes[0], ratio) for ratio in ratios[1:])]
+    size, ratio = torch.tensor(kinds, device=x.device, dtype=torch.float32).unbind(1)
+    half_width, half_height = size * height / width * ratio.sqrt() / 2, size / ratio.sqrt() / 2
+    y, x = y[:, None, None], x[None, :, None]
+    corners = torch.broadcast_tensors(x - half_width, y - half_height, x + half_width, y + half_height)
+    anchors = torch.stack(corners, dim=-1).reshape(1, -1, 4)
+    return anchors.clamp(0, 1) if clip else anchors
+
+
+def suppress(boxes, kinds, threshold, is_reached):
+    """Return the mask of the boxes, by descending score, that no better one of the same kind overlaps too much."""
+    low, high = boxes[:, :2], boxes[:, 2:]
+    sides = (torch.minimum(high[:, None], high) - torch.maximum(low[:, None], low)).clamp(min=0)
+    area, common = (high - low).clamp(min=0).prod(1), sides.prod(2)
+    union = area[:, None] + area - common
+    overlap = torch.where(common > 0, common / union, torch.zeros_like(common))
+    drops = overlap >= threshold if is_reached else overlap > threshold
+    if kinds is not None:
+        drops = drops & (kinds[:, None] == kinds)
+    survives = torch.ones(len(boxes), dtype=torch.bool, device=boxes.device)
+    for index in range(len(boxes)):
+        if survives[index]:
+            survives[index + 1 :] &= ~drops[index, index + 1 :]
+    return survives
+
+
+@torch.no_grad()
+def detect_boxes(scores, offsets, anchors, clip, threshold, nms_threshold, force_suppress, variances, topk):
+    """Return (class, score, box) of the detected objects, with class -1 for suppressed ones and -1 in other rows."""
+    best, kinds = scores[:, 1:].max(1)
+    center, sides = (anchors[0, :, :2] + anchors[0, :, 2:]) / 2, anchors[0, :, 2:] - anchors[0, :, :2]
+    offsets = offsets.reshape(*best.shape, 4) * torch.tensor(variances, device=offsets.device, dtype=offsets.dtype)
+    middle, half = offsets[..., :2] * sides + center, offsets[..., 2:].exp() * sides / 2
+    boxes = torch.cat([middle - half, middle + half], dim=-1)
+    boxes = boxes.clamp(0, 1) if clip else boxes
+    result = torch.full((*best.shape, 6), -1.0, device=scores.device, dtype=scores.dtype)
+    for sample in range(len(scores)):
+        places = (best[sample] >= threshold).nonzero()[:, 0]
+        order = places[best[sample, places].argsort(descending=True, stable=True)]
+        count = min(len(places), topk) if topk > 0 else len(places)
+        order = torch.cat([order[:count], places[count:]])
+        kind = kinds[sample, order].to(scores.dtype)
+        if 0 < nms_threshold <= 1:
+            compared = None if force_suppress else kind[:count]
+            survives = suppress(boxes[sample, order[:count]], compared, nms_threshold, True)
+            kind[:count][~survives] = -1
+            kind[count:] = -1
+        result[sample, : len(order), 0], result[sample, : len(order), 1] = kind, best[sample, order]
+        result[sample, : len(order), 2:] = boxes[sample, order]
+    return result
+
+
+def box_nms(x, threshold, valid, topk, start, score, kind, background, force_suppress):
+    """Return the boxes by descending score without those that overlap better ones; the other rows are -1."""
+    flat = x.reshape(-1, *x.shape[-2:])
+    result = torch.full_like(flat, -1.0)
+    for sample, rows in enumerate(flat):
+        is_valid = rows[:, score] > valid
+        if kind >= 0:
+            is_valid &= rows[:, kind] != background
+        places = is_valid.nonzero()[:, 0]
+        order = places[rows[places, score].argsort(descending=True, stable=True)]
+        order = order[:topk] if topk > 0 else order
+        kinds = rows[order, kind].long() if kind >= 0 and not force_suppress else None
+        order = order[suppress(rows[order, start : start + 4], kinds, threshold, False)]
+        result[sample, : len(order)] = rows[order]
+    return result.reshape(x.shape)
