@@ -149,3 +149,26 @@ def test_the_parameters_of_a_recurrent_layer_are_cut_from_the_vector():
     assert {name.removeprefix("rnn.") for name in state} == {
         f"{kind}_{of}_l{layer}" for kind in ("weight", "bias") for of in ("ih", "hh") for layer in (0, 1)
     }
+
+
+def test_functions_that_the_module_calls_are_copied_into_it():
+    features = mx.sym.Convolution(mx.sym.var("data"), kernel=(1, 1), num_filter=4, name="features")
+    anchors = mx.sym.contrib.MultiBoxPrior(features, sizes=(0.2, 0.4), ratios=(1, 2))
+    scores = mx.sym.softmax(mx.sym.reshape(features, shape=(0, 4, -1)), axis=1)
+    offsets = mx.sym.tile(mx.sym.flatten(features), reps=(1, 3))
+    scores = mx.sym.tile(scores, reps=(1, 1, 3))
+    net = mx.sym.contrib.MultiBoxDetection(scores, offsets, anchors, name="detection")
+    tree = ast.parse(source_of(net, {"data": (2, 3, 5, 5)}).text)
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert [node.name for node in functions] == ["box_anchors", "suppress", "detect_boxes"]
+    assert ast.unparse(functions[2].decorator_list[0]) == "torch.no_grad()"
+
+
+def test_masks_that_all_blocks_read_are_computed_once():
+    net = mx.gluon.model_zoo.text.BERT(vocab_size=11, units=8, num_layers=3, num_heads=2, max_length=16)
+    names = ["tokens", "token_types", "padding"]
+    outputs = mx.sym.Group(list(net(*map(mx.sym.var, names))))
+    text = source_of(outputs, dict.fromkeys(names, (2, 6))).text
+    assert "nn.ModuleList([TransformerLayer() for _ in range(3)])" in text
+    assert text.count("padding.unsqueeze(1)") == 1
+    assert "for layer in self.transformerencoder0:" in text
