@@ -33,6 +33,8 @@ def lines(*arguments):
 REGRESSIONS = [
     # A worker that was suspended for longer than the timeout is advised to restart, and gives up none of its pushes.
     Scenario(41, workers=1, servers=1, steps=8, faults=(Fault(2.2, "pause", "worker 0", seconds=16.0),)),
+    # A worker is not refused by a server that was cut off before it knew that the job runs.
+    Scenario(315, workers=1, steps=8, delay=0.05, faults=(Fault(0.43, "cut", "server 0", "scheduler", 12.0),)),
 ]
 
 

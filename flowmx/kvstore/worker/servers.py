@@ -25,6 +25,9 @@ log = logging.getLogger("flowmx.kvstore")
 _FIRST_DELAY, _LAST_DELAY = 0.01, 0.5
 """The retry delay of a call in seconds: doubled each time up to the second value, and cut short by a new view."""
 
+_TRANSIENT = ("moved", "not_member")
+"""Kinds of refusals that end with a newer view: the server's, or this worker's, whose node then raises NodeGone."""
+
 _RATE = 1 << 20
 """Bytes per second that the first timeout of a call assumes."""
 
@@ -152,7 +155,7 @@ class Servers:
             except asyncio.CancelledError:
                 _raise_if_cancelled()
             except Refused as refused:
-                if refused.kind != "moved" and not isinstance(refused, Busy):
+                if refused.kind not in _TRANSIENT and not isinstance(refused, Busy):
                     raise
                 log.debug("%s refused %s: %s", member.name, operation, refused)
             except PeerGone as error:
