@@ -29,6 +29,8 @@ def _dense(n: Site) -> Code:
 
 
 def _flattened(n: Site) -> str:
+    if n.op.flatten and n.rank() == 1:
+        return "{0}.unsqueeze(1)"
     return "{0}.flatten(1)" if n.op.flatten and n.rank() != 2 else "{0}"
 
 
