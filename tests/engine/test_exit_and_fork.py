@@ -397,7 +397,7 @@ FORKS = {
                 try:
                     handle.wait()
                 except mx.MXNetError as error:
-                    assert "when that forked" in str(error)
+                    assert "at the fork" in str(error)
                 else:
                     raise AssertionError
             a[:] = 5

@@ -105,7 +105,7 @@ def test_a_child_runs_queued_operations_but_no_user_code():
         def child():
             assert free.asnumpy().tolist() == [6, 6]
             for lost in (handle.wait, later.wait, poisoned.asnumpy):
-                with pytest.raises(EngineError, match="still pending in the parent when that forked"):
+                with pytest.raises(EngineError, match="still pending in the parent process at the fork"):
                     lost()
             written[:] = 7
             assert (written * 2).asnumpy().tolist() == [14, 14]
@@ -374,13 +374,15 @@ def test_a_batch_that_was_being_fetched_ahead_is_refused_until_a_reset():
     source.begun.wait()
 
     def child():
-        with pytest.raises(EngineError, match="when that forked"):
+        with pytest.raises(EngineError, match="in the parent process at the fork"):
             ahead.next()
         ahead.reset()
         assert len(list(ahead)) == 2
 
-    in_child(child)
-    source.let.set()
+    try:
+        in_child(child)
+    finally:
+        source.let.set()
     assert len(list(ahead)) == 1
 
 
