@@ -10,6 +10,7 @@ import bz2
 import gzip
 import lzma
 import os
+import re
 import shutil
 import stat
 import tarfile
@@ -32,8 +33,8 @@ _MAX_RATIO = 200
 _ANY_RATIO = 1 << 26
 """Size of all files, in bytes, up to which the ratio is not checked."""
 _CHUNK = 1 << 20
-_FORBIDDEN = {"\\"} | ({":"} if os.name == "nt" else set())
-"""Characters in a name that could leave the folder; a colon does so only on Windows."""
+_OUTSIDE = re.compile(r"[a-zA-Z]:|.*\\")
+"""Parts of a name that leave the folder on Windows."""
 
 
 _DAMAGED = (
@@ -218,7 +219,7 @@ def _target(path: Path, entry: _Entry) -> PurePosixPath:
     if entry.is_special:
         raise DataError(f"{path}: entry {name[:200]!r} is a link or a device, expected a file or a folder")
     parts = name.rstrip("/").split("/")
-    if any(part in ("", ".", "..") or not part.isprintable() or _FORBIDDEN & set(part) for part in parts):
+    if any(part in ("", ".", "..") or not part.isprintable() or _OUTSIDE.match(part) for part in parts):
         raise DataError(f"{path}: entry {name[:200]!r} is outside the archive's folder, expected a path such as a/b.py")
     return PurePosixPath(*parts)
 

@@ -65,7 +65,7 @@ def test_names_must_be_new_identifiers(name):
 
 
 def test_the_factory_must_be_callable():
-    with pytest.raises(TypeError, match="make is str, expected a function of a context that returns a device"):
+    with pytest.raises(TypeError, match="make is str, expected a function that takes a context and returns a device"):
         devices.register_device_type("tpu", "Npu")
     with pytest.raises(ValueError, match=r"device type is 'tpu', expected one of .*'npu'"):
         mx.Context("tpu")

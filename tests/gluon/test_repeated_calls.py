@@ -59,11 +59,11 @@ def check(net, x=X):
 
 
 def test_calls_with_other_data_are_repeated(net, monkeypatch):
-    arrays = [mx.nd.random.normal(shape=(1, 6)) for _ in range(5)]
+    arrays = [mx.nd.random.normal(shape=(1, 6)) for _ in range(40)]
     mx.nd.waitall()
     with counted_calls(monkeypatch) as calls:
         results = [net(x).asnumpy() for x in arrays]
-    assert not calls
+    assert len(calls) < 10  # some are prepared again when better code has been compiled meanwhile
     for x, result in zip(arrays, results, strict=True):
         np.testing.assert_allclose(result, expected(net, x.asnumpy()), rtol=1e-5, atol=1e-6)
 
@@ -131,8 +131,9 @@ def test_training_mode_is_noticed(monkeypatch):
     with counted_calls(monkeypatch) as calls:
         before = warm(net, X)(X).asnumpy()
         count = len(calls)
-        net(X)
-        assert len(calls) == count
+        for _ in range(40):
+            net(X)
+        assert len(calls) < count + 10
     with autograd.train_mode():
         np.testing.assert_allclose(net(X).asnumpy(), 0, atol=1e-5)  # a batch of one row is its own mean
     assert np.abs(before).max() > 0.1
