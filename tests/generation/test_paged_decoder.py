@@ -181,7 +181,10 @@ def test_networks_in_16_bits(dtype):
 @pytest.mark.parametrize(
     ("create", "message"),
     [
-        (lambda net: PagedDecoder(mx.gluon.nn.Dense(3), 4), "net is Dense, expected a language model, .*, or a hybrid block with page_heads"),
+        (
+            lambda net: PagedDecoder(mx.gluon.nn.Dense(3), 4),
+            "net is Dense, expected a language model, .*, or a hybrid block with page_heads",
+        ),
         (lambda net: PagedDecoder(net, 0), "pages is 0 and page_size 16, expected 1 or more"),
         (lambda net: PagedDecoder(net, 4, dtype="int32"), "dtype is int32, expected one of float32"),
     ],
