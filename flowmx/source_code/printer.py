@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from flowmx.source_code.blocks import MINOR, Block, Body, Call, Parameter
 from flowmx.source_code.description import Layer, Step, Value
+from flowmx.source_code.literals import literal, unparse
 from flowmx.source_code.members import BlockMember, LayerMember, Members, SequenceMember
 from flowmx.source_code.names import class_name, unused
 from flowmx.source_code.statements import Statement, nest, placeholder, with_variables
@@ -115,7 +116,7 @@ class Printer:
 
     def _instance(self, call: Call, replace: Mapping[int, str] | None = None) -> str:
         assert call.block is not None
-        arguments = [(replace or {}).get(i) or _literal(value) for i, value in enumerate(call.arguments)]
+        arguments = [(replace or {}).get(i) or literal(value) for i, value in enumerate(call.arguments)]
         named = [
             f"{parameter.name}={argument}" if "channels" not in parameter.name else argument
             for parameter, argument in zip(call.block.parameters, arguments, strict=True)
@@ -159,7 +160,7 @@ class Printer:
     def _step(self, step: Step, position: int, members: Members) -> Statement:
         texts = {key: self._style.uses(members.layers[position, key].name, layer) for key, layer in step.layers.items()}
         texts |= {
-            key: f"self.{value.name}" if isinstance(value, Parameter) else _literal(value)
+            key: f"self.{value.name}" if isinstance(value, Parameter) else literal(value)
             for key, value in step.constants.items()
         }
         code = step.code.format(*map(placeholder, step.inputs), **texts)
@@ -227,14 +228,10 @@ def _arguments(layer: Layer) -> str:
     parts = []
     for index, (name, value) in enumerate(layer.arguments.items()):
         if index < layer.positional:
-            parts.append(_literal(value))
+            parts.append(literal(value))
         elif name not in layer.defaults or repr(layer.defaults[name]) != repr(value):
-            parts.append(f"{name}={_literal(value)}")
+            parts.append(f"{name}={literal(value)}")
     return ", ".join(parts)
-
-
-def _literal(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def _indent(lines: Iterable[str], levels: int = 1) -> list[str]:
@@ -260,7 +257,7 @@ def _split(content: str) -> list[str]:
     """Split arguments into lines."""
     call = ast.parse(f"f({content})", mode="eval").body
     assert isinstance(call, ast.Call)
-    parts = [ast.unparse(each).replace("'", '"') for each in (*call.args, *call.keywords)]
+    parts = [unparse(each) for each in (*call.args, *call.keywords)]
     lines = [""]
     for part in parts:
         if lines[-1] and len(lines[-1]) + len(part) + 14 > _WIDTH:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import string
 from collections import defaultdict
@@ -174,6 +175,7 @@ class _Reader:
         self, symbol: Symbol, arrays: Mapping[str, NDArray], inputs: Mapping[str, Lengths], types: Mapping[str, DType]
     ) -> None:
         self.arrays = arrays
+        self.new_value = itertools.count().__next__
         self.nodes = topological(symbol.entries)
         variables = [node for node in self.nodes if node.is_variable]
         self.parameters = {Entry(node, 0): node.name for node in variables if node.name in arrays}
@@ -221,12 +223,12 @@ def read(
         if node.op is None:
             if node.name in inputs:
                 name_ = unused(identifier(node.name) or f"input{len(named_inputs)}", named_inputs)
-                named_inputs[name_] = values[Entry(node, 0)] = len(values)
+                named_inputs[name_] = values[Entry(node, 0)] = reader.new_value()
             continue
         try:
             step = _describe(reader, node, values, table, states)
         except Unsupported as error:
-            step = _unwritten(node, values)
+            step = _unwritten(reader, node, values)
             problems[id(step)] = f"{node.name!r} ({node.op.name}): {error}"
         if step is not None:
             steps.append(step)
@@ -234,7 +236,7 @@ def read(
     for output, entry in zip(symbol.list_outputs(), symbol.entries, strict=True):
         if entry not in values:
             layer = table.parameter(reader.parameters[entry], arrays[reader.parameters[entry]].asnumpy(), True)
-            values[entry] = _next(values)
+            values[entry] = reader.new_value()
             steps.append(Step(entry.node.name, "{layer}", (), (values[entry],), {"layer": layer}))
         outputs[output] = values[entry]
     steps = _in_order(_without_duplicates(steps, outputs), list(named_inputs.values()), list(outputs.values()))
@@ -244,17 +246,12 @@ def read(
     return Network(name, named_inputs, outputs, steps)
 
 
-def _unwritten(node: Node, values: dict[Entry, Value]) -> Step:
+def _unwritten(reader: _Reader, node: Node, values: dict[Entry, Value]) -> Step:
     """Return a step without code, for a node that may not be needed: parameters may be computed by other means."""
     inputs = tuple(values[entry] for entry in node.inputs if entry in values)
-    first = _next(values)
-    outputs = tuple(range(first, first + node.outputs()))
+    outputs = tuple(reader.new_value() for _ in range(node.outputs()))
     values.update({Entry(node, index): value for index, value in enumerate(outputs)})
     return Step(node.name, "", inputs, outputs)
-
-
-def _next(values: Mapping[Entry, Value]) -> Value:
-    return max(values.values(), default=-1) + 1
 
 
 def _describe(reader: _Reader, node: Node, values: dict[Entry, Value], table: Table, states: set[str]) -> Step | None:
@@ -288,7 +285,7 @@ def _describe(reader: _Reader, node: Node, values: dict[Entry, Value], table: Ta
             places[str(index)] = f"{{{inputs.index(value)}}}"
     outputs = []
     for index in code.outputs:
-        values[Entry(node, index)] = _next(values)
+        values[Entry(node, index)] = reader.new_value()
         outputs.append(values[Entry(node, index)])
     missing = [i for i in range(node.outputs()) if i not in code.outputs and Entry(node, i) in reader.used]
     if missing:

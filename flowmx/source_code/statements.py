@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import chain, count
 
 from flowmx.source_code.description import Value
+from flowmx.source_code.literals import unparse
 
 __all__ = ["Statement", "nest", "placeholder", "with_variables"]
 
@@ -60,7 +61,7 @@ class Statement:
         tree = _Substitution({old: ast.Name(new) for old, new in names.items()}).visit(
             ast.parse(self.code, mode="eval")
         )
-        return ast.unparse(tree).replace("'", '"')
+        return unparse(tree)
 
 
 class _Substitution(ast.NodeTransformer):

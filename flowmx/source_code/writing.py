@@ -17,6 +17,7 @@ from flowmx.ops.registry.operators import Array, DType
 from flowmx.source_code import gluon, torch
 from flowmx.source_code.blocks import Body, find_blocks
 from flowmx.source_code.description import State
+from flowmx.source_code.literals import display_name
 from flowmx.source_code.members import entries
 from flowmx.source_code.printer import Printer, Style
 from flowmx.source_code.reading import Lengths, Table, read
@@ -119,10 +120,10 @@ def _source(
 
 def _doc(names: Mapping[str, int], lengths: Mapping[str, Lengths], outputs: Mapping[str, int]) -> list[str]:
     sizes = ["(" + ", ".join(map(str, map(_length_text, each))) + ")" for each in lengths.values()]
-    texts = ", ".join(f"{name} {shape}" for name, shape in zip(names, sizes, strict=True))
-    lines = [f"Inputs: {texts}.", f"Outputs: {', '.join(outputs)}."]
+    texts = ", ".join(f"{display_name(name)} {shape}" for name, shape in zip(names, sizes, strict=True))
+    lines = [f"Inputs: {texts}.", f"Outputs: {', '.join(map(display_name, outputs))}."]
     joined = " ".join(lines)
-    return [joined] if len(joined) <= _WIDTH else textwrap.wrap(lines[0], _WIDTH) + textwrap.wrap(lines[1], _WIDTH)
+    return [joined] if len(joined) <= _WIDTH else [part for line in lines for part in textwrap.wrap(line, _WIDTH)]
 
 
 def _length_text(length: object) -> str:
@@ -133,14 +134,21 @@ def _torch_imports(code: str) -> list[str]:
     """Return the imports and the helper functions of a module."""
     helpers = _helpers_of(code)
     whole = "\n".join([code, *helpers])
-    imports = ["import torch"] if re.search(r"\btorch\.", whole) else []
+    imports = _numbers_of(code)
+    imports += ["import torch"] if re.search(r"\btorch\.", whole) else []
     imports += ["import torch.nn.functional as F"] if re.search(r"\bF\.", whole) else []
     functions = [line for each in helpers for line in (*each.split("\n"), "", "")]
     return [*imports, "from torch import nn", "", "", *functions]
 
 
 def _gluon_imports(code: str) -> list[str]:
-    return [f"from flowmx.gluon import HybridBlock{', nn' if 'nn.' in code else ''}", "", ""]
+    return [*_numbers_of(code), f"from flowmx.gluon import HybridBlock{', nn' if 'nn.' in code else ''}", "", ""]
+
+
+def _numbers_of(code: str) -> list[str]:
+    """Return the import of the numbers that are names."""
+    names = [name for name in ("inf", "nan") if re.search(rf"\b{name}\b", code)]
+    return [f"from math import {', '.join(names)}", ""] if names else []
 
 
 def _helpers_of(code: str) -> list[str]:

@@ -22,6 +22,6 @@ def call(n: Site) -> Code:
 
 
 def _literal(value: object) -> str:
-    if hasattr(value, "kind") and hasattr(value, "itemsize"):
-        return repr(name_of(value))  # type: ignore[arg-type]  # a dtype
-    return repr(value)
+    is_dtype = hasattr(value, "kind") and hasattr(value, "itemsize")
+    text = repr(name_of(value)) if is_dtype else repr(value)  # type: ignore[arg-type]  # a dtype
+    return text.replace("{", "{{").replace("}", "}}")  # the code is a template

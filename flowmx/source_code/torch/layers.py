@@ -50,30 +50,19 @@ def _embedding(n: Site) -> Code:
 
 def _convolution(n: Site) -> Code:
     op, count = n.op, len(n.op.kernel)
-    indices = [1] if op.no_bias else [1, 2]
     options = {
         "stride": square(per_axis(op.stride, count, 1)),
         "padding": square(per_axis(op.pad, count, 0)),
         "dilation": square(per_axis(op.dilate, count, 1)),
         "groups": op.num_group,
     }
-    defaults: dict[str, object] = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "bias": True}
-    if not n.owns(*indices):
-        return Code(f"F.conv{count}d({', '.join(_operands(indices))}{_keywords(options, defaults)})")
-    arguments = {
-        "in_channels": n.fixed(n.dims()[1], "the number of channels"), "out_channels": op.num_filter,
-        "kernel_size": square(op.kernel), **options, "bias": not op.no_bias,
-    }  # fmt: skip
-    state = n.state(weight=1) if op.no_bias else n.state(weight=1, bias=2)
-    layer = Layer(f"nn.Conv{count}d", arguments, 2, defaults, state, title="conv")
-    return Code("{layer}({0})", {"layer": layer})
+    return _convolving(n, f"Conv{count}d", f"F.conv{count}d", options, "conv")
 
 
 def _deconvolution(n: Site) -> Code:
     op, count = n.op, len(n.op.kernel)
-    indices = [1] if op.no_bias else [1, 2]
     stride, dilate = per_axis(op.stride, count, 1), per_axis(op.dilate, count, 1)
-    pad, adjust, crop = per_axis(op.pad, count, 0), per_axis(op.adj, count, 0), ""
+    pad, adjust = per_axis(op.pad, count, 0), per_axis(op.adj, count, 0)
     if any(op.target_shape):
         lengths = [n.fixed(length, "the size of its input") for length in n.dims()[2:]]
         full = [
@@ -85,17 +74,26 @@ def _deconvolution(n: Site) -> Code:
         "stride": square(stride), "padding": square(pad), "output_padding": square(adjust), "groups": op.num_group,
         "dilation": square(dilate),
     }  # fmt: skip
-    defaults: dict[str, object] = {
-        "stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1, "bias": True
-    }  # fmt: skip
+    return _convolving(n, f"ConvTranspose{count}d", f"F.conv_transpose{count}d", options, "deconv")
+
+
+_CONVOLUTION_DEFAULTS: dict[str, object] = {
+    "stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1, "bias": True
+}  # fmt: skip
+
+
+def _convolving(n: Site, layer_type: str, function: str, options: dict[str, object], title: str) -> Code:
+    """Return the code of a convolution or deconvolution: a layer, or a function if its filters are not its own."""
+    op = n.op
+    indices = [1] if op.no_bias else [1, 2]
     if not n.owns(*indices):
-        return Code(f"F.conv_transpose{count}d({', '.join(_operands(indices))}{_keywords(options, defaults)}){crop}")
+        return Code(f"{function}({', '.join(_operands(indices))}{_keywords(options, _CONVOLUTION_DEFAULTS)})")
     arguments = {
         "in_channels": n.fixed(n.dims()[1], "the number of channels"), "out_channels": op.num_filter,
         "kernel_size": square(op.kernel), **options, "bias": not op.no_bias,
     }  # fmt: skip
     state = n.state(weight=1) if op.no_bias else n.state(weight=1, bias=2)
-    layer = Layer(f"nn.ConvTranspose{count}d", arguments, 2, defaults, state, title="deconv")
+    layer = Layer(f"nn.{layer_type}", arguments, 2, _CONVOLUTION_DEFAULTS, state, title=title)
     return Code("{layer}({0})", {"layer": layer})
 
 

@@ -6,6 +6,7 @@ import math
 
 from flowmx.contrib.onnx.dynamic_lengths import Length, Varying
 from flowmx.source_code.description import Unsupported
+from flowmx.source_code.literals import number
 from flowmx.source_code.reading import Code, Row, Site
 from flowmx.source_code.torch.arithmetic import cast, dtype_name
 
@@ -26,10 +27,6 @@ def reshaped(n: Site) -> str:
         return f"{{0}}.reshape({_numbers(target)})"
     if len(varying) == 1:
         sizes = [length if isinstance(length, int) else -1 for length in target]
-        axis = varying[0]
-        if axis == 0 and source and source[0] == target[0] and _fixed_product(source) == _fixed_product(target):
-            inferred = _one_inferred(sizes, source)
-            return f"{{0}}.reshape({', '.join(map(str, inferred))})"
         return f"{{0}}.reshape({', '.join(map(str, sizes))})"
     texts = [_length_text(length, n) for length in target]
     unknown = [axis for axis, text in enumerate(texts) if text is None]
@@ -43,14 +40,6 @@ def _is_last(source: tuple[Length, ...], target: tuple[Length, ...]) -> bool:
     if all(isinstance(length, int) for length in rest):
         return target[-1] == math.prod(length for length in rest if isinstance(length, int))
     return isinstance(target[-1], Varying)
-
-
-def _one_inferred(sizes: list[int], source: tuple[Length, ...]) -> list[int]:
-    return sizes
-
-
-def _fixed_product(lengths: tuple[Length, ...]) -> int:
-    return math.prod(length for length in lengths if isinstance(length, int))
 
 
 def _length_text(length: Length, n: Site) -> str | None:
@@ -282,9 +271,8 @@ def _pad(n: Site) -> str:
             if n.op.constant_value
             else f"F.pad({{0}}, {flat})"
         )
-    return f'F.pad({{0}}, {flat}, mode="{ {"edge": "replicate", "reflect": "reflect"}[n.op.mode] }")'.replace(
-        '" ', '"'
-    ).replace(' "', ' "')
+    mode = {"edge": "replicate", "reflect": "reflect"}[n.op.mode]
+    return f'F.pad({{0}}, {flat}, mode="{mode}")'
 
 
 def _upsampling(n: Site) -> Code | str:
@@ -332,7 +320,8 @@ def _arange(n: Site) -> str:
     if stop is None:
         stop = start + op.step * n.fixed(n.out_dims()[0], "its length") / op.repeat
     repeat = f".repeat_interleave({op.repeat})" if op.repeat != 1 else ""
-    return f"torch.arange({start:g}, {stop:g}, {op.step:g}, dtype={dtype_name(n.out_dtype())}){repeat}"
+    numbers = ", ".join(map(number, (start, stop, op.step)))
+    return f"torch.arange({numbers}, dtype={dtype_name(n.out_dtype())}){repeat}"
 
 
 def _arange_like(n: Site) -> str:
@@ -340,8 +329,8 @@ def _arange_like(n: Site) -> str:
     count = "{0}.numel()" if op.axis is None else f"{{0}}.shape[{op.axis}]"
     count = count if op.repeat == 1 else f"{count} // {op.repeat}"
     text = f"torch.arange({count}, device={{0}}.device, dtype={dtype_name(n.out_dtype())})"
-    text = text if op.step == 1 else f"{text} * {op.step:g}"
-    text = text if op.start == 0 else f"{op.start:g} + {text}"
+    text = text if op.step == 1 else f"{text} * {number(op.step)}"
+    text = text if op.start == 0 else f"{number(op.start)} + {text}"
     text = text if op.repeat == 1 else f"({text}).repeat_interleave({op.repeat})"
     return text if op.axis is not None else f"({text}).reshape({{0}}.shape)"
 
