@@ -1,4 +1,4 @@
-"""Generate texts while another process trains the weights. A KVStore connects the two.
+"""Generate texts with weights that another process trains. A KVStore connects the processes.
 
 Run ``python examples/generate_from_kvstore.py``: it launches itself as a job of two workers and a server on this
 machine. Worker 0 trains a character model, and the server updates the weights. Worker 1 writes texts all the time, and

@@ -198,7 +198,7 @@ def _forget_commands(report: Report) -> None:
 
 
 def _add_commands(report: Report, content: Report) -> None:
-    """Add the commands of the only model, or the only arrays, in an archive, with the path of the archive."""
+    """Add the commands for an archive that contains one model or one file of arrays."""
     parts = [part for part in content.parts if not part.is_detail]
     served = [command for part in parts for command in part.commands if command.startswith(_SERVE)]
     if content.commands or report.path.suffix == ".mar":

@@ -200,7 +200,7 @@ class Host:
 
     def reset_after_fork(self) -> None:
         """Drop all threads, in the child of a fork."""
-        # Keep loops and tasks referenced: closing or collecting them here would disturb the parent's.
+        # Keep references to loops and tasks: the child must not close or collect those of the parent.
         self._leaked.append(self._tasks)
         for home in self.loops.values():
             self._leaked.append((home.loop, asyncio.all_tasks(home.loop)))

@@ -23,7 +23,7 @@ from flowmx.ops.kernels.native_steps import NATIVE, RECORD, Schedule, can_run_na
 from flowmx.ops.kernels.onednn.kernel import threads_here
 from flowmx.ops.kernels.onednn.layouts import pointer
 from flowmx.ops.kernels.recording import NativeCall, Recording, recording_to
-from flowmx.ops.kernels.small_arrays import native_form
+from flowmx.ops.kernels.small_arrays import native_form, record_form
 from flowmx.ops.registry.operators import Array, Run
 
 _MAX_BYTES = 1 << 23
@@ -157,15 +157,7 @@ class FramedProgram:
         form = native_form(step.op, *[[(each.shape, each.dtype) for each in arrays] for arrays in (inputs, outputs)])
         if form is None:
             return ()
-        expected = [each.copy() for each in outputs]
-        recording = self._recording(step)
-        with recording_to(recording):
-            form(inputs, outputs)
-        if all(one.tobytes() == other.tobytes() for one, other in zip(outputs, expected, strict=True)):
-            return recording.calls if recording.is_complete else ()
-        for one, other in zip(outputs, expected, strict=True):
-            one[...] = other
-        return ()
+        return record_form(form, inputs, outputs, [each.copy() for each in outputs], self._recording(step))
 
     def _recording(self, step: Step) -> Recording:
         """Return an empty recording of the step."""

@@ -34,7 +34,7 @@ __all__ = ["main"]
 _log = logging.getLogger("flowmx.serve")
 _DEFAULT_NAME = "model"
 _EXIT_SECONDS = 1.0
-"""Seconds that the process has to exit after it has waited for pending operations."""
+"""The time, in seconds, in which the process must exit once it no longer waits for operations."""
 _MAX_REQUESTS = 1024
 """Default number of unfinished requests of a language model."""
 

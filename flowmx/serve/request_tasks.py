@@ -40,7 +40,7 @@ class RequestTasks:
         self._responding.add(asyncio.current_task())
 
     def can_refuse(self) -> bool:
-        """Return whether the current task was cancelled in :meth:`finish`, before it began to send a response."""
+        """Return whether :meth:`finish` cancelled the current task before it began to send a response."""
         return self.is_aborted and asyncio.current_task() not in self._responding
 
     async def finish(self, seconds: float) -> int:

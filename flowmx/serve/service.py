@@ -167,7 +167,7 @@ class Service:
         return self._repository is not None or not any(isinstance(result, BaseException) for result in results)
 
     async def drain(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        """Answer the pending requests, at most ``timeout`` seconds (default: ``drain_timeout``), then stop."""
+        """Answer pending requests for at most ``timeout`` seconds (default: ``drain_timeout``), then stop."""
         timeout = self.drain_timeout if timeout is None else timeout
         if self._loading is not None:
             self._loading.cancel()

@@ -16,7 +16,7 @@ def call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> 
 
 
 async def cancel_and_wait(tasks: Collection[asyncio.Future[Any]]) -> None:
-    """Cancel tasks and wait until they have ended; their results and exceptions are dropped.
+    """Cancel tasks and wait until they have ended. Drop their results and exceptions.
 
     ``asyncio.gather`` would replace the CancelledError of a caller that is cancelled meanwhile. anyio, and so
     Starlette, recognizes its own cancellation by the message of that error.

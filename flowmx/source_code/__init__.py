@@ -1,4 +1,4 @@
-"""Writes networks as source code of other frameworks, with files of their parameters.
+"""Write networks as source code of other frameworks, with files of their parameters.
 
 A symbol becomes a description (:mod:`~flowmx.source_code.description`), whose steps come from the target's table of
 operators. Parts that occur several times become classes (:mod:`~flowmx.source_code.blocks`), which are printed

@@ -1,4 +1,4 @@
-"""Compares a network with its source code: both compute outputs and gradients of the same random inputs."""
+"""Compare a network with its source code: both compute outputs and gradients of the same random inputs."""
 
 from __future__ import annotations
 

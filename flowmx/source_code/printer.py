@@ -1,4 +1,4 @@
-"""Prints the classes of a network in a target's style."""
+"""Print the classes of a network in a target's style."""
 
 from __future__ import annotations
 

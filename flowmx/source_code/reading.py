@@ -1,4 +1,4 @@
-"""Reads a symbol: describes each node by a step, with the table of a target."""
+"""Read a symbol: describe each node by a step, with the table of a target."""
 
 from __future__ import annotations
 

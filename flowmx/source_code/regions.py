@@ -126,7 +126,7 @@ class Dataflow:
         )
 
     def before(self, positions: Sequence[int]) -> int | None:
-        """Return the step that computes the input of these, if no others read it."""
+        """Return the step that computes the only input of some steps, or None if other steps read that input too."""
         inner = {value for position in positions for value in self._steps[position].outputs}
         values = {value for position in positions for value in self._trunk(position)} - inner
         if len(values) != 1:

@@ -1,4 +1,4 @@
-"""Writes the source code of a network and the file of its parameters."""
+"""Write the source code of a network and the file of its parameters."""
 
 from __future__ import annotations
 

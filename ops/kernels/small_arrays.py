@@ -1,8 +1,8 @@
 """Native forms of computations on small arrays, which NumPy computes otherwise.
 
 A NumPy call takes a microsecond or more, and cannot be recorded. Each form here is bit-identical to the NumPy call: its
-operations are rounded as NumPy rounds them, and sums have NumPy's order. Replays of backward passes record these forms
-where the usual computation makes no native call, and compare both once.
+operations are rounded as NumPy rounds them, and sums have NumPy's order. Native runs record these forms where
+the usual computation makes no native call, and compare both once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flowmx.ops.kernels.llvm import team
 from flowmx.ops.kernels.llvm.assembly import Code, FloatType, Value
 from flowmx.ops.kernels.llvm.background_compilation import Program
 from flowmx.ops.kernels.llvm.elementwise import FUSED, float_type_of
-from flowmx.ops.kernels.recording import current, use_memory
+from flowmx.ops.kernels.recording import NativeCall, Recording, current, recording_to, use_memory
 from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import Array, Form, Operator
 
@@ -58,6 +58,23 @@ def _formula(op: Operator, in_forms: Sequence[Form], out_form: Form) -> NativeFo
     if any(form != out_form for form in in_forms):
         return None
     return _elementwise(op, out_form, len(in_forms), _ROUNDED_ONCE)
+
+
+def record_form(
+    form: NativeForm, inputs: Sequence[Array], outputs: Sequence[Array], expected: Sequence[Array],
+    recording: Recording,
+) -> Sequence[NativeCall]:  # fmt: skip
+    """Record a form; return its native calls, or nothing if its results differ from the expected ones.
+
+    The outputs are the expected ones in both cases.
+    """
+    with recording_to(recording):
+        form(inputs, outputs)
+    if all(one.tobytes() == other.tobytes() for one, other in zip(outputs, expected, strict=True)):
+        return recording.calls if recording.is_complete else ()
+    for one, other in zip(outputs, expected, strict=True):
+        one[...] = other
+    return ()
 
 
 def _elementwise(

@@ -182,7 +182,7 @@ class Row(NamedTuple):
     doc: str
     aliases: tuple[str, ...] = ()
     searches: bool = False
-    """Whether the result is one of the elements, so the reduced axes must not be empty."""
+    """Whether the result is an element of the input. If so, the reduced axes must not be empty."""
     onnx: str = ""
     """The operator of ONNX, as in :class:`Operator`."""
     ufunc: str | None = None

@@ -1,4 +1,4 @@
-"""Models of SageMaker's built-in algorithms are served, or the reason of a refusal is one sentence."""
+"""Models of SageMaker's built-in algorithms are served, or refused in one sentence with the reason."""
 
 import json
 import tarfile

@@ -1,4 +1,4 @@
-"""Compares networks with the PyTorch modules that are written from them, and prints a table.
+"""Compare networks with the PyTorch modules written from them, and print a table.
 
     python -m tests.source_code.against_torch PYTHON [zoo] [text] [FOLDER ...]
 

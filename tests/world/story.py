@@ -9,7 +9,7 @@ __all__ = ["Event", "diagram"]
 
 
 class Event(NamedTuple):
-    """Something that happened in a process.
+    """An event in a process.
 
     Attributes:
         at: the time, in seconds.

@@ -19,7 +19,7 @@ from flowmx.ops.kernels.native_steps import NATIVE, PLAIN, Schedule
 from flowmx.ops.kernels.onednn.kernel import threads_here
 from flowmx.ops.kernels.onednn.layouts import pointer
 from flowmx.ops.kernels.recording import NativeCall, Recording, recording_to
-from flowmx.ops.kernels.small_arrays import NativeForm, native_form
+from flowmx.ops.kernels.small_arrays import NativeForm, native_form, record_form
 from flowmx.ops.registry.operators import Array, Run
 
 if TYPE_CHECKING:
@@ -150,14 +150,7 @@ class NativeSteps:
         expected = [each.copy() for each in outputs]
         for array, content in zip(replaced, before, strict=True):
             array[...] = content
-        recording = self._recording(step)
-        with recording_to(recording):
-            form(inputs, outputs)
-        if all(one.tobytes() == other.tobytes() for one, other in zip(outputs, expected, strict=True)):
-            return recording.calls if recording.is_complete else ()
-        for one, other in zip(outputs, expected, strict=True):
-            one[...] = other
-        return ()
+        return record_form(form, inputs, outputs, expected, self._recording(step))
 
     def _native_form(self, step: Step) -> NativeForm | None:
         """Return a computation of native calls for a step that the array library may compute."""

@@ -1,4 +1,4 @@
-"""Runs a written module on stored inputs; a program for an interpreter that has torch. flowmx does not import it.
+"""Run a written module on stored inputs; a program for an interpreter that has torch. flowmx does not import it.
 
 Usage: run_module.py FOLDER CLASS
 

@@ -1,4 +1,4 @@
-"""``convert --to``: writes a model as source code of another framework, and compares both."""
+"""``convert --to``: write a model as source code of another framework, and compare both."""
 
 from __future__ import annotations
 
